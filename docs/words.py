@@ -26,8 +26,8 @@ mistakes. For VS Code with the YAML extension `init` makes this the first line:
 
 Rules for every key:
 
-* Unknown and duplicate keys are errors. All problems are reported at once; a section with a value of
-  the wrong kind is checked further once that value is mended.
+* Unknown and duplicate keys are errors. All problems are reported at once; a section with a value
+  of the wrong kind is checked further once that value is mended.
 * A value without quotes in YAML keeps its text where text is expected: `args: [--lr, 0.10, yes]`
   passes `0.10` and `yes`, not `0.1` and `True`. In TOML, text needs quotes.
 * A relative folder is relative to the job file, not to the current folder. `~` is your home folder.
