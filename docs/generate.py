@@ -38,6 +38,7 @@ from deploykit.job.decode import (
     Pattern,
     Quantity,
     hints,
+    is_required,
     split,
 )
 from deploykit.job.model import JobSpec, State
@@ -197,7 +198,7 @@ def limits(metadata: Sequence[Any], *, shown: bool = True) -> str:
 
 
 def default(field: dataclasses.Field[Any], metadata: Sequence[Any]) -> str:
-    if schema.is_required(field):
+    if is_required(field):
         return "**required**"
     value = field.default
     if value in (None, (), dataclasses.MISSING):

@@ -1,8 +1,8 @@
 """A Python function as a run: sent with its arguments, called on every rank, its results read back.
 
 The run is an ordinary one: its program is ``entrypoints/call.py``. Function, arguments and results
-are pickles. They lie in the state folder, closed to other users (paths.py), since unpickling a file
-means running what its author wants.
+are pickles in the state folder, which is closed to other users (paths.py): unpickling a file runs
+what its author wants.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import cloudpickle
 
 from deploykit.backends import capabilities
 from deploykit.job import file as jobfile
@@ -38,8 +40,6 @@ from deploykit.run import state as run_state
 from deploykit.run.registry import Run
 
 _FOLDER = "results"
-_LARGEST = 4 << 30
-"""Bytes of a rank's record."""
 
 
 def send(
@@ -68,8 +68,6 @@ def send(
 
 def _write(folder: Path, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Write the source of the job: what the node needs to call the function. Raises UsageError."""
-    import cloudpickle
-
     try:
         packed = cloudpickle.dumps((function, args))
     except Exception as error:
@@ -90,11 +88,11 @@ def _write(folder: Path, function: Callable[..., Any], args: tuple[Any, ...]) ->
 def _search_path() -> list[str]:
     """The folders of the user's own modules here; the node has a Python and packages of its own."""
     installed = sysconfig.get_path("stdlib")
-    every = [os.path.abspath(path) for path in sys.path]  # noqa: PTH100 - "" is the current folder
+    folders = [os.path.abspath(path) for path in sys.path]  # noqa: PTH100 - "" is the current one
     packages = {"site-packages", "dist-packages"}
     return [
         path
-        for path in every
+        for path in folders
         if not path.startswith(installed)
         and not path.endswith(".zip")
         and packages.isdisjoint(Path(path).parts)
@@ -126,10 +124,7 @@ def _records(folder: Path) -> Iterator[Mapping[str, Any]]:
             hint=f"if you trust its content: chmod 700 {folder}",
         )
     for rank in sorted(int(path.stem) for path in folder.glob("*.pkl") if path.stem.isdecimal()):
-        data = paths.read_below(folder, f"{rank}.pkl", _LARGEST)
-        if data is None:
-            raise DeploykitError(f"{folder}/{rank}.pkl is not a regular file of at most 4 GiB")
-        yield pickle.loads(data)  # noqa: S301 - the user's own folder, checked above
+        yield pickle.loads((folder / f"{rank}.pkl").read_bytes())  # noqa: S301 - checked above
 
 
 def _unpacked(record: Mapping[str, Any], row: Run) -> Any:

@@ -15,17 +15,10 @@ from deploykit.lib import display
 from deploykit.lib.errors import JobMissing, NeverStarts, TimedOut, UsageError
 from deploykit.observe.metrics.points import Point
 from deploykit.observe.metrics.progress import Progress
-from deploykit.run import (
-    diagnosis as run_diagnosis,
-)
-from deploykit.run import (
-    lifecycle,
-    log_selection,
-    rerun,
-)
-from deploykit.run import (
-    state as run_state,
-)
+from deploykit.run import diagnosis as run_diagnosis
+from deploykit.run import lifecycle, log_selection, rerun
+from deploykit.run import state as run_state
+from deploykit.run import tracking as run_tracking
 from deploykit.run.diagnosis import RunDiagnosis
 from deploykit.run.log_selection import Selection
 from deploykit.run.metrics import RunMetrics
@@ -168,18 +161,16 @@ class Run:
         return read.progress()
 
     def sync(self) -> int:
-        """Send what the trackers of its job lack; the number of values that were sent.
+        """Send missing values to the trackers of its job; return how many were sent.
 
-        Raises NotFound where its job names no tracker, and the error of one that failed, after the
-        others got theirs.
+        Raises NotFound if its job names no tracker, and the error of a tracker that failed, after
+        the others have received theirs.
         """
-        from deploykit.run import tracking as run_tracking  # few jobs have one
-
         sent, _ = run_tracking.sync(self._row)
-        for one in sent:
-            if one.error is not None:
-                raise one.error
-        return sum(one.values for one in sent)
+        for tracker in sent:
+            if tracker.error is not None:
+                raise tracker.error
+        return sum(tracker.values for tracker in sent)
 
     def cancel(self) -> Status:
         """Stop the run, unless it has ended. Raises NotFound where no job was sent."""
@@ -205,8 +196,8 @@ class Run:
         to, and `run` the id of the new run.
         Raises NotFound where its job or source was not kept, and otherwise as `submit`.
         """
-        chosen, words = job.overrides(set), job.words(args)
-        with rerun.prepare(self._row, chosen, run, words, backend) as prepared:
+        changes, arguments = job.overrides(set), job.arguments(args)
+        with rerun.prepare(self._row, changes, run, arguments, backend) as prepared:
             return Run(lifecycle.submit(prepared.plan), prepared.warnings)
 
     def reproduce(
@@ -237,9 +228,10 @@ class Run:
             "reason": status.reason,
             "job": self.handle or "",
             "sent": f"{self.created:%F %T} UTC",
+            "folder": str(self.folder),
+            "output": self.output,
+            "cause": run_diagnosis.brief(self._row) or "",
         }
-        facts |= {"folder": str(self.folder), "output": self.output}
-        facts["cause"] = run_diagnosis.brief(self._row) or ""
         card = display.card(f"{self.id}: {status.state.value}{code}", facts.items())
         return card + display.notes(map(str, self.warnings))
 
@@ -308,12 +300,10 @@ class Plan:
         return f"<Plan {self.run} for {self.backend}: {len(self.warnings)} warnings>"
 
     def _repr_html_(self) -> str:
-        facts = {"backend": self.backend, "target": self.target}
-        facts["source"] = f"{len(self.files)} files, {self.size} bytes"
-        return "".join(
-            [
-                display.card(self.run, facts.items()),
-                display.notes(map(str, self.warnings)),
-                display.block(self.text),
-            ]
-        )
+        facts = {
+            "backend": self.backend,
+            "target": self.target,
+            "source": f"{len(self.files)} files, {self.size} bytes",
+        }
+        card = display.card(self.run, facts.items())
+        return card + display.notes(map(str, self.warnings)) + display.block(self.text)

@@ -1,8 +1,8 @@
 """deploykit from Python: `deploykit.submit`, `plan`, `check`, `runs`, `get`, `attach`.
 
-The command line says the same through the same functions (lifecycle, log_selection,
-run_diagnosis). Nothing here prints, exits, or changes the process: no environment, no signals, no
-current folder. So it works in threads, and in a notebook, whose event loop it does not use.
+The command line calls the same functions (lifecycle, log_selection, run_diagnosis). Nothing here
+prints, exits, or changes the environment, the signals or the current folder of the process, so it
+works in threads and in notebooks, whose event loop it does not use.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _plan(  # noqa: PLR0913 - as submit
 ) -> Plan:
     """The plan; `pack` says that it will be sent."""
     source, overrides = jobs.source(job), jobs.overrides(changes)
-    prepared = lifecycle.prepare(source, overrides, backend, run, jobs.words(args), pack=pack)
+    prepared = lifecycle.prepare(source, overrides, backend, run, jobs.arguments(args), pack=pack)
     if strict:
         lifecycle.refuse(source, prepared.warnings)
     return Plan(prepared)
@@ -171,7 +171,7 @@ def check(
     """
     source = jobs.source(job)
     named = [backend] if isinstance(backend, str) else backend
-    file = lifecycle.load(source, jobs.overrides(set), named or (), jobs.words(args))
+    file = lifecycle.load(source, jobs.overrides(set), named or (), jobs.arguments(args))
     warnings = lifecycle.check_all(file)
     if strict:
         lifecycle.refuse(source, warnings)
@@ -189,10 +189,16 @@ def runs(
 
     `state` is one or several; `name` is that of the job; `limit` the greatest number.
     """
-    states = None if state is None else [one.value for one in _states(state)]
-    if states == []:
+    if isinstance(state, str | State):
+        state = [state]
+    try:
+        states = [State(value).value for value in state or ()]
+    except ValueError as error:
+        known = ", ".join(known.value for known in State)
+        raise UsageError(f"state: {error}", hint=f"states: {known}") from None
+    if state is not None and not states:
         return Runs([])
-    search = Search(states or (), backend=backend, job=name)
+    search = Search(states, backend=backend, job=name)
     return Runs([Run(row) for row in run_state.search(search, limit)])
 
 
@@ -211,13 +217,3 @@ def attach(run: str, backend: str | None = None, *, target: str | None = None) -
     and UsageError where the backend does not offer this.
     """
     return Run(run_state.attach(run, lifecycle.chosen(backend), target))
-
-
-def _states(given: str | State | Iterable[str | State]) -> list[State]:
-    """Raises UsageError where one is unknown."""
-    every = [given] if isinstance(given, str | State) else given
-    try:
-        return [State(one) for one in every]
-    except ValueError as error:
-        known = ", ".join(state.value for state in State)
-        raise UsageError(f"state: {error}", hint=f"states: {known}") from None

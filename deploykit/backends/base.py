@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from deploykit.bundle.node_plane import FOLDER
-from deploykit.job.checks import is_secret
+from deploykit.job.checks import check_module, check_processes, is_secret, near_folder
 from deploykit.job.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, Status
 from deploykit.lib import paths
 from deploykit.lib.errors import UsageError
@@ -248,10 +248,8 @@ def missing_data(job: JobSpec) -> Iterator[tuple[str, str, str]]:
     """The folders of `data` that this machine does not have: path, message, hint."""
     for name, location in job.data.items():
         if not paths.is_address(location) and not os.path.exists(location):  # noqa: PTH110 - too long
-            from deploykit.job import presence  # only where something is wrong
-
             message = f"{location} was not found on this machine"
-            yield f"data.{name}", message, presence.near_folder(location)
+            yield f"data.{name}", message, near_folder(location)
 
 
 def check_program(job: JobSpec, python: Path | None = None) -> Iterator[Problem]:
@@ -259,13 +257,9 @@ def check_program(job: JobSpec, python: Path | None = None) -> Iterator[Problem]
 
     `python` runs the job, where it is on this machine.
     """
-    from deploykit.job import own_processes  # a plan that was checked needs it no more
-
-    yield from own_processes.check(job)
+    yield from check_processes(job)
     if job.entrypoint.module is not None:
-        from deploykit.job import presence  # few jobs run a module
-
-        yield from presence.check_module(job, python)
+        yield from check_module(job, python)
 
 
 def check_nsys(job: JobSpec) -> Iterator[Problem]:

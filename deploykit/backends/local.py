@@ -25,8 +25,17 @@ from deploykit.backends import local_checks
 from deploykit.bundle import archive as bundles
 from deploykit.job import environments, machine
 from deploykit.job.decode import NOT_EMPTY, Help, whole
-from deploykit.job.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, State, Status
-from deploykit.job.names import MONEY
+from deploykit.job.model import (
+    MONEY,
+    Bundle,
+    Handle,
+    JobSpec,
+    LogLine,
+    Plan,
+    Problem,
+    State,
+    Status,
+)
 from deploykit.lib import paths
 from deploykit.lib.errors import BackendUnavailable, NotPermitted
 from deploykit.observe import exit_records, logfiles

@@ -18,8 +18,9 @@ from typing import Any
 
 from deploykit.backends import base as backend
 from deploykit.cli import output
-from deploykit.job import schema, starter
-from deploykit.job.starter import Script
+from deploykit.job import schema
+from deploykit.job import script as starter
+from deploykit.job.script import Script
 from deploykit.lib import paths, shell
 from deploykit.lib.errors import CannotWrite, UsageError
 

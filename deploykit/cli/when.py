@@ -20,7 +20,7 @@ from deploykit.backends import capabilities
 from deploykit.backends.capabilities import Start
 from deploykit.cli import output
 from deploykit.cost.estimate import Estimate
-from deploykit.job import edit as jobfile_edit
+from deploykit.job import file as jobfile
 from deploykit.job.model import Plan
 from deploykit.lib import units
 from deploykit.lib.errors import NeverStarts, UsageError
@@ -116,5 +116,5 @@ def _pick(job: Path, start: Start) -> None:
         hint = " ".join(f"--set {key}={value}" for key, value in start.settings.items())
         raise UsageError(f"--pick requires a job file, and {job} is not one", hint=hint)
     for key, value in start.settings.items():
-        jobfile_edit.set_key(job, key, value)
+        jobfile.set_key(job, key, value)
         output.note(f"{job}: {key} is {value}")

@@ -10,8 +10,7 @@ from typing import NamedTuple
 from deploykit.cost import money
 from deploykit.cost.estimate import Estimate
 from deploykit.cost.money import Money
-from deploykit.job.model import JobSpec, Problem
-from deploykit.job.names import BUDGET
+from deploykit.job.model import BUDGET, JobSpec, Problem
 
 _OVERRUN = 60
 """Seconds for which a run may be billed after it was stopped at its own cap."""

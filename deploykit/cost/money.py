@@ -6,7 +6,7 @@ import re
 from decimal import ROUND_HALF_UP, Decimal
 from typing import NamedTuple
 
-from deploykit.job.names import MONEY
+from deploykit.job.model import MONEY
 
 CENT = Decimal("0.01")
 HOUR = 3600

@@ -12,7 +12,6 @@ from typing import Any
 from deploykit.diagnose import log_prefixes, placeholders
 from deploykit.diagnose.pattern_index import SHORTEST, LinePattern, PatternIndex, fixed_text
 from deploykit.job import file as jobfile
-from deploykit.job import toml_text
 from deploykit.job.decode import Malformed
 from deploykit.lib.errors import NotFound, UsageError
 
@@ -194,7 +193,7 @@ def _shipped() -> RuleSet:
 
 def _read(path: Path) -> RuleSet:
     try:
-        tree = toml_text.parse(jobfile.read_text(path))
+        tree = jobfile.toml(jobfile.read_text(path))
     except OSError as error:
         raise NotFound(f"cannot read the rules {path}: {error.strerror}") from error
     except Malformed as error:

@@ -1,4 +1,4 @@
-"""Untrusted data into typed values: JSON, numbers, and dataclasses with every problem at once.
+"""Plain data into typed values: JSON, numbers, and dataclasses with every problem at once.
 
 The fields of a dataclass carry notes (`Help`, `Bounds`, `Pattern`, `Quantity`) as arguments of
 ``typing.Annotated``. They serve four readers: `decode`, the JSON Schema, the commented file that
@@ -19,25 +19,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
+from deploykit.job import spelling
 from deploykit.lib import paths, quoting
 from deploykit.lib.problem import Problem
 
 T = TypeVar("T")
-_BAD: Any = object()
-_SHOWN = 60
-"""Characters of a wrong value that a message quotes."""
-_LARGEST = 10**18
-"""Larger than any count, size or time; str() raises ValueError for thousands of digits."""
-_LONGEST = 10**9
-"""Seconds, about 30 years; more would overflow dates."""
-_LARGEST_JSON = 64 * 2**20
-"""Bytes of a file written by a program."""
-_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_CLOCK = re.compile(r"(?:(\d{1,9})-)?(\d{1,2}):(\d{2}):(\d{2})")
-_SPAN = re.compile(r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?")
-_CREDENTIALS = re.compile(r"://[^\s/]{1,1000}@")
-"""In an address: they must not be in a message."""
-_SIZE = re.compile(r"(\d{1,18})\s*([KMGT]?)(i?)B", re.IGNORECASE)
+_MAX_QUOTED = 60
+"""Characters of a wrong value in a message."""
+_MAX_SECONDS = 10**9
+"""About 30 years; more would overflow dates."""
+_MAX_JSON_BYTES = 64 * 2**20
+_BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_CLOCK = re.compile(r"(?:(\d+)-)?(\d{1,2}):(\d{2}):(\d{2})")
+_SPAN = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+_CREDENTIALS = re.compile(r"://[^\s/]+@")
+"""In an address; messages must not contain them."""
+_SIZE = re.compile(r"(\d+)\s*([KMGT]?)(i?)B", re.IGNORECASE)
 
 
 class Help(typing.NamedTuple):
@@ -48,7 +45,7 @@ class Help(typing.NamedTuple):
 
 
 class Bounds(typing.NamedTuple):
-    """The least and greatest value allowed, their unit, and a pattern of text in their place."""
+    """The minimum and maximum, their unit, and a pattern of text that is allowed instead."""
 
     low: int | None = None
     high: int | None = None
@@ -86,7 +83,7 @@ def _seconds(text: str) -> int:
         raise ValueError(text)
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    if total > _LONGEST:
+    if total > _MAX_SECONDS:
         raise ValueError(text)
     return total
 
@@ -116,7 +113,7 @@ Size = Annotated[int, SIZE]
 
 
 class Plain(str):
-    """An unquoted scalar of a YAML file or of ``--set``, which takes the type that is expected."""
+    """An unquoted scalar of a YAML file or of ``--set``, read as the type that its key expects."""
 
     __slots__ = ()
 
@@ -138,14 +135,11 @@ def decode(cls: type[T], data: object, path: str = "") -> tuple[T | None, list[P
 
 def read_json(path: Path) -> Any:
     """The JSON in a regular file of at most 64 MiB. Raises OSError or Malformed."""
-    return from_json(read_record(path, _LARGEST_JSON))
+    return from_json(read_record(path, _MAX_JSON_BYTES))
 
 
 def read_record(path: Path, most: int) -> bytes:
-    """The content of a regular file of at most `most` bytes. Raises OSError or Malformed.
-
-    A pipe in its place would be waited for without end.
-    """
+    """The content of a regular file of at most `most` bytes. Raises OSError or Malformed."""
     try:
         return paths.read_regular(path, most)
     except OSError as error:
@@ -179,7 +173,7 @@ def hints(cls: Any) -> dict[str, Any]:
 
 
 def split(hint: Any) -> tuple[Any, tuple[Any, ...], bool]:
-    """A hint as its bare type, its metadata, and whether None is allowed."""
+    """The bare type of a hint, its metadata, and whether None is allowed."""
     metadata: tuple[Any, ...] = ()
     optional = False
     while True:
@@ -200,7 +194,7 @@ def _read(hint: Any, data: object, path: str, problems: list[Problem]) -> Any:
     before = len(problems)
     value = _read_kind(kind, metadata, data, path, problems)
     if len(problems) > before:
-        return _BAD
+        return None
     unit = next((f" {note.unit}" for note in metadata if isinstance(note, Quantity)), "")
     for note in metadata:
         problem = _violation(note, value, data, unit)
@@ -229,7 +223,7 @@ def _read_kind(
         expected = quantity.meaning if quantity else _EXPECTED[kind]
         hint = str(error) if isinstance(error, TypeError) else None
         problems.append(Problem(path, f"expected {expected}, got {_shown(data)}", hint))
-        return _BAD
+        return None
 
 
 def _dataclass(cls: Any, data: object, path: str, problems: list[Problem]) -> Any:
@@ -237,26 +231,28 @@ def _dataclass(cls: Any, data: object, path: str, problems: list[Problem]) -> An
         data = {}
     if not isinstance(data, Mapping):
         problems.append(Problem(path, f"expected a section, got {_shown(data)}"))
-        return _BAD
+        return None
     before = len(problems)
     # the key `as` is the field `as_`: a keyword of Python cannot name one
     known = {field.name.rstrip("_"): field for field in dataclasses.fields(cls)}
     values, unknown = {}, [key for key in data if key not in known]
-    misspelled: dict[object, str] = {}
+    misspelled: dict[str, str] = {}
     if unknown:
-        from deploykit.job import spelling  # only where something is wrong
-
         misspelled = spelling.meant(data, known)
         problems += spelling.unknown_keys(path, unknown, known)
     for key, value in data.items():
         if (name := misspelled.get(key, key)) in known:
-            field = known[name].name
-            values[field] = _read(hints(cls)[field], value, _join(path, str(key)), problems)
-    for name, one in known.items():
-        required = one.default is one.default_factory is dataclasses.MISSING
-        if required and one.name not in values:
-            problems += _missing(cls, one.name, _join(path, name))
-    return _BAD if len(problems) > before else cls(**values)
+            own = known[name].name
+            values[own] = _read(hints(cls)[own], value, _join(path, str(key)), problems)
+    for name, field in known.items():
+        if is_required(field) and field.name not in values:
+            problems += _missing(cls, field.name, _join(path, name))
+    return None if len(problems) > before else cls(**values)
+
+
+def is_required(field: dataclasses.Field[Any]) -> bool:
+    """Whether data must have this key."""
+    return field.default is field.default_factory is dataclasses.MISSING
 
 
 def _missing(cls: Any, name: str, path: str) -> list[Problem]:
@@ -270,20 +266,17 @@ def _missing(cls: Any, name: str, path: str) -> list[Problem]:
     return inside or [Problem(path, "is required", hint)]
 
 
-def _as_list(text: str) -> str:
-    """How to write a text as a list: its words, as a shell would split them."""
-    try:
-        words = shlex.split(text)
-    except ValueError:  # a quote that is not closed
-        words = [text]
-    return f"write [{', '.join(map(quoting.yaml, words))}]"
-
-
 def _sequence(item: Any, data: object, path: str, problems: list[Problem]) -> Any:
     if isinstance(data, str) or not isinstance(data, Sequence):
-        hint = _as_list(data) if isinstance(data, str) and data else None
+        hint = None
+        if isinstance(data, str) and data:
+            try:
+                words = shlex.split(data)
+            except ValueError:  # a quote that is not closed
+                words = [data]
+            hint = f"write [{', '.join(map(quoting.yaml, words))}]"
         problems.append(Problem(path, f"expected a list, got {_shown(data)}", hint))
-        return _BAD
+        return None
     return tuple(
         _read(item, value, f"{path}[{number}]", problems) for number, value in enumerate(data)
     )
@@ -294,7 +287,7 @@ def _mapping(key: Any, item: Any, data: object, path: str, problems: list[Proble
         return {}
     if not isinstance(data, Mapping):
         problems.append(Problem(path, f"expected names with values, got {_shown(data)}"))
-        return _BAD
+        return None
     return {
         _read(key, name, _join(path, str(name)), problems): _read(
             item, value, _join(path, str(name)), problems
@@ -306,13 +299,11 @@ def _mapping(key: Any, item: Any, data: object, path: str, problems: list[Proble
 def _choice(choices: tuple[Any, ...], data: object, path: str, problems: list[Problem]) -> Any:
     if isinstance(data, str) and data in choices:
         return str(data)
-    from deploykit.job.spelling import did_you_mean
-
-    hint = did_you_mean(str(data), choices)
+    hint = spelling.did_you_mean(str(data), choices)
     problems.append(
         Problem(path, f"expected one of {', '.join(choices)}; got {_shown(data)}", hint)
     )
-    return _BAD
+    return None
 
 
 def encodable(text: str) -> bool:
@@ -332,12 +323,12 @@ def _text(data: object) -> str:
 
 def _integer(data: object) -> int:
     if isinstance(data, Plain):
-        if re.fullmatch(r"[+-]?[0-9]{1,18}", data) is None:
+        if re.fullmatch(r"[+-]?[0-9]+", data) is None:
             raise ValueError(data)
         return int(data)
     if isinstance(data, str) and data.isascii() and data.isdigit():
         raise TypeError("remove the quotes")
-    if isinstance(data, int) and not isinstance(data, bool) and abs(data) <= _LARGEST:
+    if isinstance(data, int) and not isinstance(data, bool):
         return data
     raise ValueError(data)
 
@@ -345,8 +336,8 @@ def _integer(data: object) -> int:
 def _boolean(data: object) -> bool:
     if isinstance(data, bool):
         return data
-    if isinstance(data, Plain) and data.lower() in _WORDS:
-        return _WORDS[data.lower()]
+    if isinstance(data, Plain) and data.lower() in _BOOLEANS:
+        return _BOOLEANS[data.lower()]
     raise ValueError(data)
 
 
@@ -374,17 +365,12 @@ def _shown(data: object) -> str:
         return "a section"
     if isinstance(data, Sequence) and not isinstance(data, str):
         return "a list"
-    if isinstance(data, int) and abs(data) > _LARGEST:
-        return "a number with too many digits"
     text = repr(_CREDENTIALS.sub("://***@", data)) if isinstance(data, str) else repr(data)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}..."
 
 
 def _join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else str(key)
-
-
-_NO_LIMIT = ("time_limit", "0s")
 
 
 def as_data(value: Any) -> Any:
@@ -392,10 +378,11 @@ def as_data(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         kind: Any = type(value)
         data = {name: _with_unit(hint, getattr(value, name)) for name, hint in hints(kind).items()}
-        return {name.rstrip("_"): one for name, one in data.items() if (name, one) != _NO_LIMIT}
+        data = {name.rstrip("_"): item for name, item in data.items()}
+        return {name: item for name, item in data.items() if (name, item) != ("time_limit", "0s")}
     if isinstance(value, Mapping):
-        return {key: as_data(one) for key, one in value.items()}
-    return [as_data(one) for one in value] if isinstance(value, tuple) else value
+        return {key: as_data(item) for key, item in value.items()}
+    return [as_data(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _with_unit(hint: Any, value: Any) -> Any:

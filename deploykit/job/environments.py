@@ -1,16 +1,16 @@
-"""The `environment` of a job file: the shell lines that activate it, and what can be seen of it.
+"""The `environment` of a job file: the shell lines that activate it, and checks of it.
 
 The lines are for `sh`; they set `python`, or end the script with 78 after a line that says why.
-Checks read files only, and run nothing.
+Checks only read files; they run nothing.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from deploykit.job.model import Environment, JobSpec, Problem
@@ -24,7 +24,7 @@ _OLDEST = (3, 10)
 
 
 def lines(environment: Environment) -> Iterator[str]:
-    """Shell lines that activate what brings the Python; none where only modules are named."""
+    """Shell lines that activate the environment of the Python; none if it only has modules."""
     if environment.python is not None:
         kind, value = environment.python
         yield f"environment={home_path(value)}"
@@ -32,23 +32,8 @@ def lines(environment: Environment) -> Iterator[str]:
         yield "export python\n"
 
 
-def absolute(environment: Environment, located: Callable[[str], str]) -> Environment:
-    """The environment with the folders that `located` gives; ``~/`` may be another host's home."""
-
-    def moved(text: str | None) -> str | None:
-        return text if text is None or text.startswith("~/") else located(text)
-
-    conda = environment.conda
-    return dataclasses.replace(
-        environment,
-        conda=moved(conda) if conda and "/" in conda else conda,
-        venv=moved(environment.venv),
-        uv=moved(environment.uv),
-    )
-
-
 def check(environment: Environment) -> Iterator[Problem]:
-    """What is wrong with the keys themselves."""
+    """Problems of the keys themselves."""
     kinds = [kind for kind in ("conda", "venv", "uv") if getattr(environment, kind)]
     if len(kinds) > 1:
         message = f"expected only one of `conda`, `venv` and `uv`; got {' and '.join(kinds)}"
@@ -79,7 +64,7 @@ def home_path(path: str) -> str:
 
 
 def conflict(job: JobSpec, key: str, python: str | None) -> Iterator[Problem]:
-    """The problem of a job file that chooses the Python twice, once with the key `key`."""
+    """The problem of a job that chooses the Python twice, once with the key `key`."""
     if python is not None and job.environment is not None and job.environment.python is not None:
         kind, _ = job.environment.python
         message = f"environment.{kind} chooses the Python too"
@@ -87,9 +72,9 @@ def conflict(job: JobSpec, key: str, python: str | None) -> Iterator[Problem]:
 
 
 def problems(environment: Environment, *, prepared: bool) -> Iterator[Problem]:
-    """What is wrong with an environment on this machine.
+    """Problems of an environment on this machine.
 
-    `prepared` says that modules or lines of the job's own may bring conda or uv.
+    `prepared`: modules or setup lines of the job may provide conda or uv.
     """
     match environment.python:
         case ("venv", folder):
@@ -101,20 +86,17 @@ def problems(environment: Environment, *, prepared: bool) -> Iterator[Problem]:
 
 
 def module_problems(environment: Environment) -> Iterator[Problem]:
-    """A warning where nothing on this machine looks like a program for environment modules."""
-    signs = any(name in os.environ for name in ("MODULESHOME", "LMOD_CMD", "MODULES_CMD"))
-    scripts = Path("/etc/profile.d").glob("*.sh")
-    if environment.modules and not signs and not any(map(_is_for_modules, scripts)):
+    """A warning if this machine seems to have no program for environment modules."""
+    known = any(name in os.environ for name in ("MODULESHOME", "LMOD_CMD", "MODULES_CMD"))
+    scripts = [script.name for script in Path("/etc/profile.d").glob("*.sh")]
+    known = known or any("module" in name or "lmod" in name for name in scripts)
+    if environment.modules and not known:
         message = "this machine seems to have no `module` command"
         yield Problem("environment.modules", message, "remove it here", severity="warning")
 
 
-def _is_for_modules(script: Path) -> bool:
-    return "module" in script.name or "lmod" in script.name
-
-
 def python(environment: Environment) -> str | None:
-    """The Python of an environment on this machine; None where there is none yet."""
+    """The Python of an environment on this machine; None if there is none yet."""
     match environment.python:
         case ("venv", folder):
             root = _home(folder)
@@ -134,7 +116,8 @@ def _check_venv(folder: Path) -> Iterator[Problem]:
         yield Problem("environment.venv", f"folder {folder} not found", create)
     elif not os.access(folder / "bin/python", os.X_OK):
         gone = "the Python that created it no longer exists"
-        why = gone if _is_link(folder) else "it is not a virtual environment"
+        is_link = (folder / "bin/python").is_symlink()
+        why = gone if is_link else "it is not a virtual environment"
         yield Problem("environment.venv", f"{folder}/bin/python cannot run: {why}", create)
     else:
         yield from _too_old("environment.venv", _configured_version(folder))
@@ -172,10 +155,6 @@ def _check_conda(name: str, *, prepared: bool) -> Iterator[Problem]:
         yield from _too_old(path, _conda_version(folder))
 
 
-def _is_link(folder: Path) -> bool:
-    return (folder / "bin/python").is_symlink()
-
-
 def _home(path: str) -> Path:
     """A path with the user's home folder for ``~``."""
     return Path(paths.expanded(path))
@@ -183,8 +162,6 @@ def _home(path: str) -> Path:
 
 def _program(name: str, *more: str) -> str | None:
     """A program on PATH, or in one of the folders `more`."""
-    import shutil  # few jobs need it
-
     folders = [str(_home(folder)) for folder in more]
     return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), *folders]))
 
@@ -208,11 +185,11 @@ def _conda_environments() -> dict[str, Path]:
     if program and Path(program).name == "conda":
         roots.insert(0, Path(program).resolve().parents[1])
     folders = [root / "envs" for root in roots] + [_home("~/.conda/envs")]
-    folders += [Path(one) for one in os.environ.get("CONDA_ENVS_PATH", "").split(os.pathsep) if one]
+    folders += map(Path, filter(None, os.environ.get("CONDA_ENVS_PATH", "").split(os.pathsep)))
     candidates = [Path(line) for line in _text(_home("~/.conda/environments.txt")).split("\n")]
     for folder in folders:
         candidates += sorted(folder.iterdir()) if folder.is_dir() else []
-    named = {one.name: one for one in reversed(candidates) if (one / "conda-meta").is_dir()}
+    named = {path.name: path for path in reversed(candidates) if (path / "conda-meta").is_dir()}
     return {"base": roots[0], **named} if (roots[0] / "conda-meta").is_dir() else named
 
 
@@ -242,8 +219,8 @@ def _too_old(path: str, version: str) -> Iterator[Problem]:
 
 
 def _text(path: Path) -> str:
-    """The text of a small file; empty where it cannot be read."""
+    """The text of a file; empty if it cannot be read."""
     try:
-        return paths.read_regular(path, 1 << 20).decode(errors="replace")
+        return path.read_text(errors="replace")
     except OSError:
         return ""

@@ -2,39 +2,36 @@
 
 A job from Python is the same data without a file: its keys, in a mapping.
 
-An unquoted scalar of YAML keeps its text, and takes the type that its key expects, so that
+An unquoted scalar of YAML keeps its text and is read as the type that its key expects, so that
 ``args: [--lr, 0.10, --flag, yes]`` is passed as it was written.
 
-Any text gives data or Malformed, in bounded time and memory: nesting, sizes and the expansion of
-aliases are limited before they can crash the interpreter (libyaml composes nodes by recursion in
-C). The rules of `diagnose` are read by the same functions.
+The rules of `diagnose` are read by the same functions.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import itertools
-import os
+import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deploykit.job import checks
+import yaml as pyyaml
+
+from deploykit.job import checks, spelling
 from deploykit.job.decode import Malformed, Plain, decode
 from deploykit.job.model import JobSpec, Problem
-from deploykit.lib import paths
+from deploykit.lib import quoting
 from deploykit.lib.errors import JobFileError, NotFound, UsageError
 
 DEFAULT = "job.yaml"
 LARGEST = 2**20
 """Bytes of a file written by a person."""
-_DEEPEST = 50
-_HEAVIEST = 4 * LARGEST
-"""Characters of all values, where each alias counts as much as its value."""
-_LONGEST_PATH = 1_000
+LOADER: type[pyyaml.SafeLoader] = getattr(pyyaml, "CSafeLoader", pyyaml.SafeLoader)
 _NULLS = ("", "~", "null", "Null", "NULL")
+_UNFINISHED: Any = object()
 Source = Path | Mapping[str, Any]
 """A job file, or the keys of a job without one."""
 Overrides = Sequence[str | tuple[str, Any]]
@@ -49,7 +46,7 @@ class Draft(NamedTuple):
     lines: Mapping[str, int]
     """Line of each key of the file, by its path; empty for TOML."""
     origins: Mapping[str, str] = {}
-    """Where a value is set that the job does not set itself, by its path."""
+    """The origin of each value that the job does not set itself, by its path."""
 
 
 class JobFile(NamedTuple):
@@ -76,10 +73,15 @@ def read(source: Source, overrides: Overrides = ()) -> Draft:
 
 
 def override(draft: Draft, overrides: Overrides) -> Draft:
-    """The draft, in which `overrides` are applied. Raises UsageError."""
-    for one in overrides:
-        _override(draft.data, one)
-    checks.spread_nodes(draft.data)
+    """Apply `overrides` to the draft. Raises UsageError."""
+    for change in overrides:
+        _override(draft.data, change)
+    resources = draft.data.get("resources")
+    if isinstance(resources, dict) and isinstance(resources.get("nodes"), str):
+        least, _, most = resources["nodes"].partition(":")  # `nodes: 2:4`
+        if least.isdecimal() and most.isdecimal():
+            nodes = {"nodes": Plain(most), "min_nodes": Plain(least)}
+            draft.data["resources"] = {**resources, **nodes}
     return draft
 
 
@@ -90,62 +92,60 @@ def load(
     backends: Callable[[], Iterable[str]],
     check: Callable[[JobFile], Iterable[Problem]] = lambda _: (),
 ) -> JobFile:
-    """The draft, decoded.
+    """Decode a draft.
 
     `options` are the classes of the sections to decode; `backends` gives the names of all backends
-    that may have a section, the built-in ones first. `check` finds what else is wrong with a job:
-    it is asked only where there is an error already, so that all of them are reported at once.
+    that may have a section, the built-in ones first. `check` finds further problems. It is called
+    only if there are errors already, with the sections that have none, so that as many problems as
+    possible are reported at once.
 
     Relative locations become absolute, from the folder of the file, else from the current one.
     Raises JobFileError with every problem.
     """
-    tree, lines = draft.data, draft.lines
+    tree = draft.data
     names = [field.name for field in dataclasses.fields(JobSpec)]
     known = [*names, *_sections(set(tree).difference(names), backends)]
     problems: list[Problem] = []
+    written = {key: key for key in tree}
     if unknown := [key for key in tree if key not in known]:
-        from deploykit.job import spelling, stand_ins  # only where something is wrong
-
         problems += spelling.unknown_keys("", unknown, known)
-        tree, lines = stand_ins.as_meant(tree, lines, known)
-        draft = draft._replace(data=tree, lines=lines)
+        written |= {meant: key for key, meant in spelling.meant(tree, known).items()}
     parts: dict[str, tuple[type[Any], Any]] = {
-        "": (JobSpec, {key: tree[key] for key in tree if key in names}),
-        **{name: (cls, tree.get(name)) for name, cls in options.items()},
+        "": (JobSpec, {name: tree[written[name]] for name in names if name in written}),
+        **{name: (cls, tree.get(written.get(name, name))) for name, cls in options.items()},
     }
-    values = {}
+    values: dict[str, Any] = {}
     for name, (cls, data) in parts.items():
-        values[name], more = decode(cls, data, name)
-        problems += [_with_name(problem, tree) for problem in more]
-    file = None if problems else _file(draft, values)
-    problems = _check(file.job) if file else problems
+        value, more = decode(cls, data, name)
+        problems += [_with_name(_as_written(problem, written), tree) for problem in more]
+        values |= {name: value} if value is not None else {}
+    file = None
+    if "" in values:
+        folder = draft.source.absolute().parent if isinstance(draft.source, Path) else Path.cwd()
+        job: JobSpec = values.pop("").in_folder(folder)
+        file = JobFile(draft.source, job, values, draft.lines, draft.origins)
+    problems += checks.check(file.job) if file else []
     if file is None or problems:
-        from deploykit.job import stand_ins
-
-        def others(values: Mapping[str, Any]) -> Iterator[Problem]:
-            assumed = _file(draft, values)
-            return itertools.chain(_check(assumed.job), check(assumed))
-
-        problems += stand_ins.problems(parts, problems, others)
-        raise JobFileError(title(draft.source), located(problems, lines, draft.origins))
+        places = [problem.path for problem in problems]
+        later = check(file) if file else ()
+        problems += [problem for problem in later if not _is_inside(problem.path, places)]
+        raise JobFileError(title(draft.source), located(problems, draft.lines, draft.origins))
     return file
 
 
-def _file(draft: Draft, values: Mapping[str, Any]) -> JobFile:
-    sections = {name: value for name, value in values.items() if name}
-    source = draft.source
-    folder = source.absolute().parent if isinstance(source, Path) else Path.cwd()
-    job = values[""].in_folder(folder)
-    if job.environment is not None:
-        from deploykit.job import environments  # few jobs name one
+def _as_written(problem: Problem, written: Mapping[str, str]) -> Problem:
+    """The problem with its top-level key as it is spelled in the file."""
+    name = re.split(r"[.\[]", problem.path, maxsplit=1)[0]
+    return problem._replace(path=written.get(name, name) + problem.path.removeprefix(name))
 
-        located = functools.partial(paths.absolute, folder=folder)
-        job = dataclasses.replace(job, environment=environments.absolute(job.environment, located))
-    return JobFile(source, job, sections, draft.lines, draft.origins)
+
+def _is_inside(path: str, places: Iterable[str]) -> bool:
+    """Whether a path is one of the places, or below one."""
+    return any(path == place or path.startswith((f"{place}.", f"{place}[")) for place in places)
 
 
 def title(source: Source) -> str:
-    """What a job is called in messages."""
+    """The name of a job in messages."""
     return str(source) if isinstance(source, Path) else "the job"
 
 
@@ -163,9 +163,7 @@ def parse(path: Source) -> tuple[dict[str, Any], dict[str, int]]:
         ) from error
     try:
         if path.suffix == ".toml":
-            from deploykit.job import toml_text  # most job files are YAML
-
-            return toml_text.parse(text), {}
+            return toml(text), {}
         tree, lines, problems = yaml(text)
     except Malformed as error:
         raise JobFileError(str(path), [Problem("", str(error), line=error.line)]) from error
@@ -179,7 +177,7 @@ def parse(path: Source) -> tuple[dict[str, Any], dict[str, int]]:
 def located(
     problems: Iterable[Problem], lines: Mapping[str, int], origins: Mapping[str, str] | None = None
 ) -> list[Problem]:
-    """The problems with their lines, in the order of the file, or where else a value is set."""
+    """The problems with their lines or the origins of their values, in the order of the file."""
     numbered = []
     for problem in problems:
         line, origin = problem.line or lines.get(problem.path), (origins or {}).get(problem.path)
@@ -205,21 +203,31 @@ def yaml(text: str) -> tuple[Any, dict[str, int], list[Problem]]:
 
     Unquoted scalars become `Plain`; an empty text is an empty mapping. Raises Malformed.
     """
-    import yaml as pyyaml
-
-    loader = getattr(pyyaml, "CSafeLoader", pyyaml.SafeLoader)
     try:
-        reader = _Yaml(pyyaml, pyyaml.parse(text, Loader=loader))
-        return reader.document(), reader.lines, reader.problems
+        root = pyyaml.compose(text, Loader=LOADER)
     except pyyaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         what = getattr(error, "problem", None) or str(error).splitlines()[0]
-        line = mark.line + 1 if mark else None
         if mark and text[mark.index : mark.index + 1] == "\t":
             what = "a tab; indent with spaces"
-        raise Malformed(f"is not valid YAML: {what}", line) from None
+        message = f"is not valid YAML: {what.removeprefix('but ')}"
+        raise Malformed(message, mark.line + 1 if mark else None) from None
     except UnicodeError:
         raise Malformed("is not valid YAML: invalid characters") from None
+    reader = _YamlReader()
+    return {} if root is None else reader.value(root, ""), reader.lines, reader.problems
+
+
+def toml(text: str) -> dict[str, Any]:
+    """TOML as data. Raises Malformed."""
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:
+        what, at, where = str(error).partition(" (at ")  # "line 3, column 5" or "end of document"
+        last = len(text.rstrip().splitlines()) if at else None
+        number = re.match(r"line (\d+)", where)
+        line = int(number[1]) if number else last
+        raise Malformed(f"is not valid TOML: {what}", line) from None
 
 
 def _sections(keys: set[str], backends: Callable[[], Iterable[str]]) -> Iterator[str]:
@@ -232,12 +240,10 @@ def _sections(keys: set[str], backends: Callable[[], Iterable[str]]) -> Iterator
 
 
 def _with_name(problem: Problem, tree: Mapping[str, Any]) -> Problem:
-    """A problem of the job's name with a name that is near and allowed."""
+    """Add a similar valid name to a problem of the job's name."""
     if problem.path != "name" or not isinstance(tree.get("name"), str):
         return problem
-    from deploykit.job.spelling import near_name
-
-    near = near_name(tree["name"])
+    near = spelling.near_name(tree["name"])
     return problem._replace(hint=f"for example {near}" if near else problem.hint)
 
 
@@ -258,151 +264,109 @@ def _read_override(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not all(key.split(".")):
         raise UsageError(f"--set {text}: expected KEY=VALUE", hint="for example resources.nodes=2")
-    return key, _override_value(text, value)
-
-
-def _override_value(text: str, value: str) -> Any:
     if value and value in _NULLS:
-        return None
+        return key, None
     if not value.startswith(("[", "{", '"', "'")):
-        return Plain(value)
+        return key, Plain(value)
     try:
-        return yaml(value)[0]
+        return key, yaml(value)[0]
     except Malformed as error:
         hint = "write lists as [a, b], and quote the whole argument for the shell"
         raise UsageError(f"--set {text}: the value is not valid YAML", hint=hint) from error
 
 
-def _check(job: JobSpec) -> list[Problem]:
-    """Problems of the neutral part, beyond the types."""
-    problems = [*_check_entrypoint(job), *checks.check_nodes(job), *checks.check_variables(job)]
-    return [
-        *problems,
-        *checks.check_launcher(job),
-        *checks.check_metrics(job),
-        *checks.check_track(job),
-    ]
+class _YamlReader:
+    """Plain data from the nodes of a YAML document, with the lines and duplicates of its keys."""
 
-
-def _check_entrypoint(job: JobSpec) -> Iterable[Problem]:
-    entry, source = job.entrypoint, Path(job.source)
-    if (entry.script is None) == (entry.module is None):
-        yield Problem("entrypoint", "expected exactly one of `script` and `module`")
-    if job.environment is not None:
-        from deploykit.job import environments  # few jobs name one
-
-        yield from environments.check(job.environment)
-    for number, pattern in enumerate(job.outputs):
-        if ".." in pattern.split("/"):
-            message = f"{pattern!r} leaves the working folder"
-            yield Problem(f"outputs[{number}]", message, "name files below it, without `..`")
-    if not os.path.isdir(source):  # noqa: PTH112 - Path.is_dir() raises on a name too long
-        yield Problem("source", f"folder {source} not found")
-    elif entry.script is not None:
-        yield from _check_script(entry.script, source)
-
-
-def _check_script(script: str, source: Path) -> Iterable[Problem]:
-    path = Path(script)
-    if path.is_absolute() or ".." in path.parts or script.startswith("-"):
-        yield Problem("entrypoint.script", "must be a path inside the source folder", "train.py")
-    elif not os.path.isfile(source / path):  # noqa: PTH113 - as above
-        from deploykit.job import presence
-
-        yield presence.no_script(script, source)
-
-
-class _Yaml:
-    """Builds the values from the parser's events, and checks the limits before each."""
-
-    def __init__(self, events: Any, source: Iterator[Any]) -> None:
+    def __init__(self) -> None:
         self.lines: dict[str, int] = {}
         self.problems: list[Problem] = []
-        self._events, self._source = events, source
-        self._anchors: dict[str, tuple[Any, int] | None] = {}
-        self._weight = 0
+        self._values: dict[int, Any] = {}
+        """By the id of the node, which all aliases of an anchor share."""
 
-    def document(self) -> Any:
-        """The value of the one document."""
-        next(self._source)  # the start of the stream
-        if isinstance(next(self._source), self._events.StreamEndEvent):
-            return {}
-        value = self._value(next(self._source), "", 0)
-        next(self._source)  # the end of the document
-        after = next(self._source)
-        if not isinstance(after, self._events.StreamEndEvent):
-            raise _malformed("expected a single document", after)
-        return value
+    def value(self, node: pyyaml.Node, path: str) -> Any:
+        """The value of a node. Raises Malformed."""
+        self.lines.setdefault(path, _line(node))
+        if id(node) not in self._values:
+            self._values[id(node)] = _UNFINISHED
+            self._values[id(node)] = self._new_value(node, path)
+        if self._values[id(node)] is _UNFINISHED:
+            raise Malformed("is not valid YAML: an alias inside its own value", _line(node))
+        return self._values[id(node)]
 
-    def _value(self, event: Any, path: str, depth: int) -> Any:
-        self.lines.setdefault(path, event.start_mark.line + 1)
-        if isinstance(event, self._events.AliasEvent):
-            return self._of_alias(event)
-        if depth > _DEEPEST:
-            raise _malformed(f"nested more than {_DEEPEST} deep", event)
-        if len(path) > _LONGEST_PATH:
-            raise _malformed(f"keys of more than {_LONGEST_PATH} characters", event)
-        if event.anchor is None:
-            return self._new_value(event, path, depth)
-        before = self._weight
-        self._anchors[event.anchor] = None  # until it is complete
-        value = self._new_value(event, path, depth)
-        self._anchors[event.anchor] = (value, self._weight - before)
-        return value
+    def _new_value(self, node: pyyaml.Node, path: str) -> Any:
+        if isinstance(node, pyyaml.MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, pyyaml.SequenceNode):
+            return [self.value(item, f"{path}[{number}]") for number, item in enumerate(node.value)]
+        if isinstance(node, pyyaml.ScalarNode) and not node.style:  # unquoted
+            return None if node.value in _NULLS else Plain(node.value)
+        return node.value
 
-    def _of_alias(self, event: Any) -> Any:
-        anchored = self._anchors.get(event.anchor)
-        if anchored is None:
-            inside = event.anchor in self._anchors
-            what = "contains itself" if inside else "is undefined"
-            raise _malformed(f"the alias {event.anchor!r} {what}", event)
-        value, weight = anchored
-        self._add(weight, event)
-        return value
-
-    def _add(self, weight: int, event: Any) -> None:
-        self._weight += weight
-        if self._weight > _HEAVIEST:
-            raise _malformed("too many values, perhaps through aliases", event)
-
-    def _new_value(self, event: Any, path: str, depth: int) -> Any:
-        if isinstance(event, self._events.MappingStartEvent):
-            self._add(1, event)
-            return self._mapping(path, depth)
-        if isinstance(event, self._events.SequenceStartEvent):
-            self._add(1, event)
-            return self._sequence(path, depth)
-        self._add(1 + len(event.value), event)
-        if not event.style:  # unquoted
-            return None if event.value in _NULLS else Plain(event.value)
-        return event.value
-
-    def _sequence(self, path: str, depth: int) -> list[Any]:
-        values: list[Any] = []
-        for event in self._source:
-            if isinstance(event, self._events.SequenceEndEvent):
-                break
-            values.append(self._value(event, f"{path}[{len(values)}]", depth + 1))
-        return values
-
-    def _mapping(self, path: str, depth: int) -> dict[str, Any]:
+    def _mapping(self, node: pyyaml.MappingNode, path: str) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        for event in self._source:
-            if isinstance(event, self._events.MappingEndEvent):
-                break
-            if not isinstance(event, self._events.ScalarEvent):
-                raise _malformed("expected a plain name as a key", event)
-            key = event.value
-            if event.anchor is not None:
-                self._anchors[event.anchor] = (key, len(key))
-            below = f"{path}.{key}" if path else key
-            line = event.start_mark.line + 1
-            if key in values:
-                self.problems.append(Problem(below, "duplicate key", line=line))
-            self.lines[below] = line
-            values[key] = self._value(next(self._source), below, depth + 1)
+        for key, value in node.value:
+            if not isinstance(key, pyyaml.ScalarNode):
+                raise Malformed("is not valid YAML: expected a plain name as a key", _line(key))
+            below = f"{path}.{key.value}" if path else key.value
+            if key.value in values:
+                self.problems.append(Problem(below, "duplicate key", line=_line(key)))
+            self.lines[below] = _line(key)
+            values[key.value] = self.value(value, below)
         return values
 
 
-def _malformed(what: str, event: Any) -> Malformed:
-    return Malformed(f"is not valid YAML: {what}", event.start_mark.line + 1)
+def _line(node: pyyaml.Node) -> int:
+    return node.start_mark.line + 1
+
+
+def set_key(path: Path, key: str, value: str) -> None:
+    """Set ``section.key`` in a YAML file.
+
+    The changed text is read again: only this key may differ. Raises UsageError if the text cannot
+    be changed so, and for a file that cannot be written.
+    """
+    before, _ = parse(path)
+    section, _, name = key.partition(".")
+    old = before.get(section) or {}
+    text = read_text(path)
+    changed = None
+    if path.suffix != ".toml" and isinstance(old, dict):
+        changed = _with_key(text, section, name, quoting.yaml(value))
+    if changed is None or not _has_values(changed, {**before, section: {**old, name: value}}):
+        raise UsageError(
+            f"{path} cannot be changed automatically", hint=f"set {key} to {value!r} in it"
+        )
+    try:
+        path.write_text(changed, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _with_key(text: str, section: str, name: str, value: str) -> str:
+    """The text with the key in its section; the result may not be valid."""
+    root = pyyaml.compose(text, Loader=LOADER)
+    keys = {key.value: (key, node) for key, node in root.value} if root else {}
+    if section not in keys:
+        return "\n".join([*text.splitlines(), f"{section}:", f"  {name}: {value}", ""])
+    heading, node = keys[section]
+    start, end = node.start_mark.index, node.end_mark.index
+    if not isinstance(node, pyyaml.MappingNode):  # nothing, or null
+        return f"{text[:start].rstrip()}\n  {name}: {value}{text[end:]}"
+    for key, old in node.value:
+        if key.value == name:
+            return text[: old.start_mark.index] + value + text[old.end_mark.index :]
+    if node.flow_style:
+        more = ", " if node.value else ""
+        return f"{text[: start + 1]}{name}: {value}{more}{text[start + 1 :]}"
+    below = text.index("\n", heading.end_mark.index) + 1
+    return f"{text[:below]}{' ' * node.start_mark.column}{name}: {value}\n{text[below:]}"
+
+
+def _has_values(text: str, wanted: object) -> bool:
+    """Whether a YAML text has exactly these values."""
+    try:
+        data, _, problems = yaml(text)
+    except Malformed:
+        return False
+    return not problems and data == wanted

@@ -63,9 +63,9 @@ class Job(Mapping[str, Any]):
             slurm={"partition": "gpu"},
         )
 
-    Nothing is checked until it is used: `check`, `plan` and `submit` raise JobFileError with every
-    problem, under the names of the keys. Relative locations begin at the current folder. A key that
-    is None is as if it were not given. `sections` are those of backends.
+    It is checked only when it is used: `check`, `plan` and `submit` raise JobFileError with every
+    problem, under the names of the keys. Relative locations start at the current folder. A key that
+    is None counts as omitted. `sections` are those of backends.
     """
 
     def __init__(  # noqa: PLR0913 - the keys of a job file
@@ -96,9 +96,11 @@ class Job(Mapping[str, Any]):
         log_limit: str | None = None,
         **sections: Mapping[str, Any],
     ) -> None:
-        given = {key: value for key, value in locals().items() if key not in _NOT_KEYS} | sections
-        self._tree = {key: plain(value) for key, value in given.items() if value is not None}
-        self._tree["entrypoint"] = _with_words(self._tree["entrypoint"])
+        keys = {key: value for key, value in locals().items() if key not in {"self", "sections"}}
+        keys |= sections
+        self._tree = {key: _plain(value) for key, value in keys.items() if value is not None}
+        if isinstance(entrypoint, Mapping) and "args" in entrypoint:
+            self._tree["entrypoint"]["args"] = _argument_list(entrypoint["args"])
 
     def __getitem__(self, key: str) -> Any:
         return self._tree[key]
@@ -113,55 +115,49 @@ class Job(Mapping[str, Any]):
         return f"Job({', '.join(f'{key}={value!r}' for key, value in self._tree.items())})"
 
 
-_NOT_KEYS = {"self", "sections"}
-
-
 def source(job: str | os.PathLike[str] | Job) -> Path | Job:
     """A job as the functions of `lifecycle` take it."""
     return job if isinstance(job, Job) else Path(job)
 
 
-def plain(value: Any) -> Any:
-    """A value of Python as a job file has it: paths and times as text."""
+def overrides(changes: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
+    """The overrides of `set`, as `lifecycle` takes them."""
+    return [
+        (str(key), _argument_list(value) if key == "entrypoint.args" else _plain(value))
+        for key, value in (changes or {}).items()
+    ]
+
+
+def arguments(args: Iterable[Argument]) -> list[str]:
+    """Arguments of the trainer as text. Raises UsageError."""
+    if isinstance(args, str):
+        raise UsageError(f"args={args!r}: expected a list", hint=f"args={args.split()}")
+    texts: list[str] = _argument_list(list(args))
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise UsageError(f"args[{number}]: expected text, a number or a path, got {text!r}")
+    return texts
+
+
+def _argument_list(args: Any) -> Any:
+    """Arguments with numbers and paths as text; anything else unchanged, for the checks."""
+    args = _plain(args)
+    if not isinstance(args, list):
+        return args
+    return [
+        str(item) if isinstance(item, int | float) and not isinstance(item, bool) else item
+        for item in args
+    ]
+
+
+def _plain(value: Any) -> Any:
+    """A Python value as a job file has it: paths and times as text."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, timedelta):
         return f"{int(value.total_seconds())}s"
     if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [plain(item) for item in value]
+        return [_plain(item) for item in value]
     return value
-
-
-def word(value: Any) -> Any:
-    """An argument of the trainer as text; what is no argument as it is, for the checks."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return str(value) if number else plain(value)
-
-
-def overrides(given: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
-    """The overrides of `set`, as `lifecycle` takes them."""
-    return [(str(key), _value(key, value)) for key, value in (given or {}).items()]
-
-
-def _value(key: str, value: Any) -> Any:
-    value = plain(value)
-    is_args = key == "entrypoint.args" and isinstance(value, list)
-    return list(map(word, value)) if is_args else value
-
-
-def words(args: Iterable[Argument]) -> list[str]:
-    """The arguments as text. Raises UsageError."""
-    if isinstance(args, str):
-        raise UsageError(f"args={args!r}: expected a list", hint=f"args={args.split()}")
-    words = list(map(word, args))
-    for number, one in enumerate(words):
-        if not isinstance(one, str):
-            raise UsageError(f"args[{number}]: expected text, a number or a path, got {one!r}")
-    return words
-
-
-def _with_words(entrypoint: Any) -> Any:
-    args = entrypoint.get("args") if isinstance(entrypoint, dict) else None
-    return {**entrypoint, "args": list(map(word, args))} if isinstance(args, list) else entrypoint

@@ -1,4 +1,4 @@
-"""What this machine has, and the end of its processes: no program is started."""
+"""The GPUs and CPUs of this machine, and the end of its processes. Starts no program."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _ROOT = Path("/")
 
 
 def visible(env: Mapping[str, str]) -> str | None:
-    """CUDA_VISIBLE_DEVICES of a program with these variables beside the ones of this process."""
+    """CUDA_VISIBLE_DEVICES of a program with these variables in addition to this process's."""
     return env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def gpus(visible: str | None = None) -> int | None:
-    """The number of GPUs; None where it cannot be known.
+    """The number of GPUs; None if unknown.
 
-    `visible` is CUDA_VISIBLE_DEVICES, which hides all others; entries after a number that is no
-    device do not count:
+    `visible` is CUDA_VISIBLE_DEVICES, which hides all others; entries after an invalid number
+    are ignored:
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
     """
     if (_ROOT / "dev/dxg").exists():  # Windows shows its GPUs to Linux as one device
@@ -39,7 +39,7 @@ def gpus(visible: str | None = None) -> int | None:
 
 
 def gpu_groups(size: int, visible: str | None = None) -> list[str]:
-    """As many values of CUDA_VISIBLE_DEVICES, each of `size` GPUs, as have no GPU in common."""
+    """Values of CUDA_VISIBLE_DEVICES with `size` GPUs each, none of them shared."""
     count = (gpus(visible) or 0) if size else 0
     names = visible.split(",") if visible else list(map(str, range(count)))
     starts = range(0, count - size + 1, size) if count else ()
@@ -56,7 +56,7 @@ def _nvidia() -> int:
 
 
 def _amd() -> int:
-    """Nodes of the kernel's topology that are no CPUs: their ``gpu_id`` is not 0."""
+    """Nodes of the kernel's topology with a ``gpu_id`` other than 0, which CPUs have."""
     ids = (_ROOT / "sys/class/kfd/kfd/topology/nodes").glob("*/gpu_id")
     return sum(1 for path in ids if path.read_text().strip() not in {"", "0"})
 

@@ -9,14 +9,51 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from deploykit.job.decode import NOT_EMPTY, Bounds, Duration, Help, Size
-from deploykit.job.names import BUDGET, CHANNEL, METRIC, MONEY, NAME, OUTPUT, PROFILE, VARIABLE
-from deploykit.job.sections import Environment as Environment  # noqa: PLC0414 - one of the nouns
-from deploykit.job.sections import Track
-from deploykit.lib import paths
+from deploykit.job.decode import NOT_EMPTY, Bounds, Duration, Help, Pattern, Size
+from deploykit.lib import paths, terminal
 from deploykit.lib.problem import Problem as Problem  # noqa: PLC0414 - one of the nouns
 
 Arguments = tuple[str, ...]
+
+NAME = Pattern(
+    r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,39}",
+    "letters, digits and single inner hyphens, at most 40 characters",
+)
+VARIABLE = Pattern(r"[A-Za-z_][A-Za-z0-9_]*", "an environment variable's name")
+CHANNEL = Pattern(r"[A-Za-z0-9][A-Za-z0-9_]{0,63}", "letters, digits and underscores")
+OUTPUT = Pattern(
+    r"[^/~\x00-\x1f\x7f][^\x00-\x1f\x7f]*",
+    "a pattern below the working folder, such as snapshot.pt or checkpoints/*.pt",
+)
+METRIC = Pattern(r"[ -~]{1,100}", "a name of at most 100 printable ASCII characters")
+PATH = Pattern(r"[^\x00-\x1f\x7f-][^\x00-\x1f\x7f]*", "a name or path without control characters")
+BUDGET = Pattern(
+    r"[0-9]{1,12}([.][0-9]{1,9})? ?[A-Z]{3}(/month)?( for [A-Za-z0-9][A-Za-z0-9_.-]{0,62})?",
+    "an amount of money such as 2000 USD, 500 USD/month or 500 USD/month for vision",
+)
+PROFILE = Pattern(
+    r"(torch|nsys):([2-9]|[1-9][0-9]{1,8}):[1-9][0-9]{0,8}|nsys|memory",
+    "torch:FIRST:LAST, such as torch:20:25: optimizer steps from 2 on; nsys:FIRST:LAST or nsys; "
+    "or memory",
+)
+MONEY = Pattern(r"[0-9]{1,12}([.][0-9]{1,9})? ?[A-Z]{3}", "an amount of money such as 50 USD")
+MLFLOW = Pattern(
+    r"https?://[^\s/@?#]+(/[^\s@?#]*)?"
+    r"|arn:aws(-us-gov)?:sagemaker:[a-z0-9-]+:[0-9]{12}:mlflow-(tracking-server|app)/[A-Za-z0-9-]+",
+    "an address such as https://mlflow.example.com without a user name (set "
+    "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead), or SageMaker's "
+    "arn:aws:sagemaker:REGION:ACCOUNT:mlflow-tracking-server/NAME; a file store needs "
+    "`mlflow server --backend-store-uri` in front of it",
+)
+FOLDER_OR_S3 = Pattern(
+    r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\x00-\x1f\x7f]*)?|[^:\x00-\x1f\x7f]+",
+    "a folder without a colon in its name, or an s3:// prefix",
+)
+TRACKIO = Pattern(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}", "a project such as digits or team-digits")
+PROJECT = Pattern(
+    r"([A-Za-z0-9][A-Za-z0-9_.-]{0,127}/)?[A-Za-z0-9][A-Za-z0-9_.-]{0,127}",
+    "a project such as digits or team/digits",
+)
 
 
 @dataclass(frozen=True)
@@ -48,12 +85,12 @@ class Entrypoint:
 
 @dataclass(frozen=True)
 class Resources:
-    """What the job needs."""
+    """Nodes, ranks, memory and time that the job needs."""
 
     time_limit: Annotated[
         Duration, Help("Time limit of the job; `local` requires none.", example="30m"), Bounds(60)
     ] = 0
-    """In seconds; 0 is no limit."""
+    """Seconds; 0 means no limit."""
     nodes: Annotated[
         int,
         Help("Number of nodes; `local` emulates them. `2:4`: at least 2, at most 4.", "1"),
@@ -92,13 +129,114 @@ class Resources:
 
     @property
     def node_range(self) -> str:
-        """The number of nodes as torchrun takes it: ``4``, or ``2:4`` where it may change."""
+        """The value of torchrun's ``--nnodes``: ``4``, or ``2:4`` if it may change."""
         return str(self.nodes) if self.min_nodes is None else f"{self.min_nodes}:{self.nodes}"
 
     @property
     def world_size(self) -> int:
-        """Ranks in all; the most, where the number of nodes may change."""
+        """Ranks of all nodes; the maximum if the number of nodes may change."""
         return self.nodes * self.processes
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where the trainer's Python and packages are, on this machine and on Slurm."""
+
+    conda: Annotated[
+        str | None, Help("Conda environment, by name or folder.", example="train"), PATH
+    ] = None
+    venv: Annotated[
+        str | None,
+        Help("Folder of a virtual environment, relative to the job file.", example=".venv"),
+        PATH,
+    ] = None
+    uv: Annotated[
+        str | None,
+        Help(
+            "Folder of a uv project, relative to the job file. `uv run` brings its environment up "
+            "to date before the trainer starts.",
+            example=".",
+        ),
+        PATH,
+    ] = None
+    modules: Annotated[
+        tuple[Annotated[str, PATH], ...],
+        Help("Environment modules to load first.", "[cuda/12.8]"),
+    ] = ()
+
+    def in_folder(self, folder: Path) -> Environment:
+        """The same with absolute folders; ``~/`` may be another host's home."""
+
+        def located(location: str | None) -> str | None:
+            if location is None or location.startswith("~/"):
+                return location
+            return paths.absolute(location, folder)
+
+        conda = self.conda if "/" not in (self.conda or "") else located(self.conda)
+        return replace(self, conda=conda, venv=located(self.venv), uv=located(self.uv))
+
+    @property
+    def python(self) -> tuple[str, str] | None:
+        """What brings the Python: `conda`, `venv` or `uv`, and its value. None: `modules` alone."""
+        kinds = {"conda": self.conda, "venv": self.venv, "uv": self.uv}
+        return next(((kind, value) for kind, value in kinds.items() if value is not None), None)
+
+
+@dataclass(frozen=True)
+class Track:
+    """The trackers to which the metrics of a run are sent."""
+
+    mlflow: Annotated[
+        str | None,
+        Help(
+            "MLflow server: its address, or the ARN of one that SageMaker manages. The "
+            "experiment is `MLFLOW_EXPERIMENT_NAME`, else the name of the job.",
+            example="https://mlflow.example.com",
+        ),
+        MLFLOW,
+    ] = None
+    tensorboard: Annotated[
+        str | None,
+        Help(
+            "Folder or s3:// prefix that gets a folder of event files for each run.",
+            example="s3://bucket/tensorboard",
+        ),
+        FOLDER_OR_S3,
+    ] = None
+    trackio: Annotated[
+        str | None,
+        Help(
+            "Project of Trackio on the machine that submits. Needs the package `trackio` beside "
+            "deploykit.",
+            example="digits",
+        ),
+        TRACKIO,
+    ] = None
+    wandb: Annotated[
+        str | None,
+        Help(
+            "Project of Weights & Biases, which gets a run when it has ended. Needs the package "
+            "`wandb` beside deploykit.",
+            example="team/digits",
+        ),
+        PROJECT,
+    ] = None
+
+    def in_folder(self, folder: Path) -> Track:
+        """The same with an absolute folder; addresses (s3://...) are kept."""
+        if self.tensorboard is None:
+            return self
+        return replace(self, tensorboard=paths.absolute(self.tensorboard, folder))
+
+    @property
+    def chosen(self) -> dict[str, str]:
+        """Where to send, by the name of the tracker."""
+        every = {name: getattr(self, name) for name in TRACKERS}
+        return {name: where for name, where in every.items() if where is not None}
+
+
+TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
+"""The keys of `Track`."""
 
 
 @dataclass(frozen=True)
@@ -245,14 +383,15 @@ class JobSpec:
             self,
             source=paths.absolute(self.source, folder),
             data={name: paths.absolute(location, folder) for name, location in self.data.items()},
-            track=self.track.in_folder(folder) if self.track else None,
-            output=paths.absolute(self.output, folder) if self.output else None,
-            checkpoints=paths.absolute(self.checkpoints, folder) if self.checkpoints else None,
+            environment=self.environment and self.environment.in_folder(folder),
+            track=self.track and self.track.in_folder(folder),
+            output=self.output and paths.absolute(self.output, folder),
+            checkpoints=self.checkpoints and paths.absolute(self.checkpoints, folder),
         )
 
 
 class State(enum.Enum):
-    """The state of a run, in the same words on every backend."""
+    """The state of a run, the same on every backend."""
 
     UNSENT = "unsent"
     """The row was written, but there is no job: submit was refused or interrupted."""
@@ -260,7 +399,7 @@ class State(enum.Enum):
     """The row was written, and the job is not yet confirmed."""
     QUEUED = "queued"
     BLOCKED = "blocked"
-    """It is queued, but can never start as it is."""
+    """Queued, but it can never start as it is."""
     RUNNING = "running"
     STOPPING = "stopping"
     SUCCEEDED = "succeeded"
@@ -271,7 +410,7 @@ class State(enum.Enum):
 
     @property
     def final(self) -> bool:
-        """Whether the run has ended, or was never sent."""
+        """Whether the run has finished, or was never sent."""
         return self in _FINAL
 
 
@@ -279,13 +418,13 @@ _FINAL = {State.SUCCEEDED, State.FAILED, State.CANCELLED, State.UNSENT}
 
 
 NO_JOB = "no job"
-"""`Status.native` of a run of which the target answers that it has no job."""
+"""`Status.native` if the target reports that it has no job of the run."""
 
 
 class Status(NamedTuple):
-    """What is known of a run. `native` is the target's own state, `reason` a sentence.
+    """The status of a run. `native` is the target's own state, `reason` a sentence.
 
-    `output` is the location of the results, where the target reports one.
+    `output` is the location of the results, if the target reports one.
     """
 
     state: State
@@ -296,7 +435,7 @@ class Status(NamedTuple):
     finished: datetime | None = None
     output: str = ""
     billed: float | None = None
-    """Seconds that are billed, those of all attempts; None where the target does not tell."""
+    """Billed seconds of all attempts; None if the target does not report them."""
 
 
 @dataclass(frozen=True)
@@ -310,7 +449,7 @@ class Handle:
     folder: str
     """The run folder, on the machine that submitted."""
     status: Status | None = field(default=None, compare=False, repr=False)
-    """What `submit` has already learned of the job; None: it is queued."""
+    """The status that `submit` already received; None: the job is queued."""
 
     def __str__(self) -> str:
         return f"{self.backend}://{self.target}/{self.id}"
@@ -330,7 +469,7 @@ class Entry(NamedTuple):
 
 
 class Bundle(NamedTuple):
-    """A source tree as it was when it was scanned. `hash` is the SHA-256 of its tar stream."""
+    """A scanned source tree. `hash` is the SHA-256 of its tar stream."""
 
     source: Path
     entries: tuple[Entry, ...]
@@ -339,13 +478,13 @@ class Bundle(NamedTuple):
     kept_back: tuple[str, ...] = ()
     """Files left out because they contain a private key."""
     warnings: tuple[Problem, ...] = ()
-    """About private keys that were left out and tokens that are in the bundle."""
+    """About excluded private keys, and tokens in the bundle."""
     state: str = ""
-    """Hash of the names and stat data of its files; empty where a file has just changed."""
+    """Hash of the names and stat data of its files; empty if a file has just changed."""
     content_warnings: tuple[Problem, ...] = ()
-    """The warnings about the content of its files."""
+    """Warnings about the content of its files."""
     archive: Path | None = None
-    """Where it was packed as it was read; None where it is not packed yet, or was before."""
+    """Where it was packed while it was read; None if not packed yet, or already stored."""
 
     @property
     def size(self) -> int:
@@ -366,9 +505,9 @@ class Plan(NamedTuple):
     options: Any
     bundle: Bundle
     output: str = ""
-    """The location of the results, as the user can reach it."""
+    """The location of the results, as the user reaches it."""
     summary: str = ""
-    """What will be used, in a line that `submit` prints first; empty where nothing is billed."""
+    """What will be billed, in one line that `submit` prints first; may be empty."""
 
 
 class LogLine(NamedTuple):
@@ -385,17 +524,15 @@ class LogLine(NamedTuple):
     task: int | None = None
     """The task of a job array."""
     bar: bool = False
-    """Whether this is a state of a progress bar that a later one overwrites."""
+    """Whether a later line of the same progress bar overwrites it."""
 
     @property
     def origin(self) -> str:
-        """Its task and rank, or its node where no rank wrote it, to be put before the text."""
+        """A prefix with its task and rank, or its node if no rank wrote it."""
         task = f"[task {self.task}] " if self.task is not None else ""
         if self.rank is not None:
             return f"{task}[rank {self.rank}] "
         return task + (f"[node {self.node}] " if self.node is not None else "")
 
     def __str__(self) -> str:
-        from deploykit.lib import terminal  # only where lines are shown
-
         return self.origin + " ".join(terminal.log(self.text, colors=False))

@@ -7,12 +7,11 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin
 
-from deploykit.job.decode import Bounds, Help, Pattern, Quantity, hints, split
+from deploykit.job.decode import Bounds, Help, Pattern, Quantity, hints, is_required, split
 from deploykit.job.model import JobSpec
 
-_WIDTH = 96
-"""Characters of a comment line."""
-_SHOWN = {
+_COMMENT_WIDTH = 96
+_SET_IN_EXAMPLE = {
     *("entrypoint.script", "entrypoint.args"),
     *("resources.nodes", "resources.processes_per_node", "resources.time_limit"),
     *("sagemaker.instance_type", "sagemaker.framework_version"),
@@ -30,9 +29,9 @@ _SCALARS: dict[Any, dict[str, Any]] = {
 
 def json_schema(sections: Mapping[str, type[Any]]) -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of a job file; `sections` are the backends' Options."""
-    schema = _schema(JobSpec, (), optional=False)
+    schema = _object(JobSpec)
     for name, options in sections.items():
-        schema["properties"][name] = _schema(options, (), optional=True)
+        schema["properties"][name] = {**_object(options), "type": ["object", "null"]}
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "deploykit job file",
@@ -40,10 +39,14 @@ def json_schema(sections: Mapping[str, type[Any]]) -> dict[str, Any]:
     return {**head, **schema}
 
 
-def _schema(kind: Any, metadata: tuple[Any, ...], *, optional: bool) -> dict[str, Any]:
+def _of(hint: Any) -> dict[str, Any]:
+    kind, metadata, optional = split(hint)
     schema = {**_type(kind, metadata), **_limits(metadata)}
-    if optional:
-        _allow_null(schema)
+    if optional and "enum" in schema:
+        schema["enum"] = [*schema["enum"], None]
+    elif optional:
+        kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        schema["type"] = [*kinds, *(["null"] if "null" not in kinds else [])]
     return schema
 
 
@@ -75,11 +78,6 @@ def _object(cls: Any) -> dict[str, Any]:
     return {**schema, "required": required} if required else schema
 
 
-def _of(hint: Any) -> dict[str, Any]:
-    kind, metadata, optional = split(hint)
-    return _schema(kind, metadata, optional=optional)
-
-
 def _limits(metadata: tuple[Any, ...]) -> dict[str, Any]:
     schema: dict[str, Any] = {}
     quantity = any(isinstance(note, Quantity) for note in metadata)
@@ -94,14 +92,6 @@ def _limits(metadata: tuple[Any, ...]) -> dict[str, Any]:
             if note.text:
                 schema |= {"type": ["integer", "string"], "pattern": f"^({note.text})$"}
     return schema
-
-
-def _allow_null(schema: dict[str, Any]) -> None:
-    if "enum" in schema:
-        schema["enum"] = [*schema["enum"], None]
-    else:
-        kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-        schema["type"] = [*kinds, *(["null"] if "null" not in kinds else [])]
 
 
 def commented(sections: Mapping[str, type[Any]]) -> str:
@@ -122,7 +112,7 @@ def brief(name: str, options: Any) -> str | None:
     shown = [
         f"{field.name}: {sample(field, split(hints(options)[field.name])[1])}"
         for field in dataclasses.fields(options)
-        if is_required(field) or f"{name}.{field.name}" in _SHOWN
+        if is_required(field) or f"{name}.{field.name}" in _SET_IN_EXAMPLE
     ]
     return f"{name}: {{{', '.join(shown)}}}" if shown else None
 
@@ -137,20 +127,19 @@ def _fields(cls: Any, path: str) -> Iterator[str]:
         text = next(note.text for note in metadata if isinstance(note, Help))
         mark = f"{indent}# "
         yield from textwrap.wrap(
-            text, _WIDTH, initial_indent=mark, subsequent_indent=mark, break_on_hyphens=False
+            text,
+            _COMMENT_WIDTH,
+            initial_indent=mark,
+            subsequent_indent=mark,
+            break_on_hyphens=False,
         )
         inside = f"{path}{field.name}"
         if dataclasses.is_dataclass(kind):
             lines = [f"{indent}{field.name}:", *_fields(kind, f"{inside}.")]
             yield from (f"{indent}# {line[len(indent) :]}" if optional else line for line in lines)
             continue
-        shown = is_required(field) or inside in _SHOWN
+        shown = is_required(field) or inside in _SET_IN_EXAMPLE
         yield f"{indent}{'' if shown else '# '}{field.name}: {sample(field, metadata)}"
-
-
-def is_required(field: dataclasses.Field[Any]) -> bool:
-    """Whether a job file must have this key."""
-    return field.default is field.default_factory is dataclasses.MISSING
 
 
 def sample(field: dataclasses.Field[Any], metadata: tuple[Any, ...]) -> str:

@@ -1,48 +1,84 @@
-"""A job from the command line: a script or a module, and defaults for all that is not said.
+"""A job without a job file, and the job file that `deploykit init` writes.
 
-Where a job file lies beside the script, or in the current folder above it, its settings apply and
-the script takes the place of its entrypoint.
+On the command line a script or a module is a job, with defaults for everything else. If a job file
+lies beside the script, or in the current folder above it, its settings apply and the script
+replaces its entrypoint.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deploykit.job import checks, machine, spelling
 from deploykit.job import file as jobfile
-from deploykit.job import spelling
 from deploykit.job.file import Draft, Overrides
-from deploykit.lib import quoting
+from deploykit.lib import paths, quoting
 from deploykit.lib.errors import UsageError
 
 _ALONE = Path("command line")
 """Shown in messages instead of a job file; relative locations start at the current folder."""
 _PLAIN = re.compile(r"(?!(?:-|~|null)\Z)[\w./+~-][\w./+~@%=:-]*(?<!:)", re.ASCII | re.IGNORECASE)
 """Text that needs no quotes in YAML, in a list either: `jobfile` reads 0.10 as it is written."""
+TRAINER = "train.py"
+"""The trainer that `init` writes if there is no script."""
+TASK = "task.py"
+"""The task that `init` writes beside the reference trainer."""
+TASK_ARGS = ("--task", "task:task")
+"""Arguments of the reference trainer that run that task."""
+_MAX_SCRIPTS = 500
+"""Scripts that `init` reads in a folder."""
+_NO_SCRIPT = re.compile(r"(setup|conftest|noxfile|__\w+__|test_.*|.*_tests?)\.py")
+_NO_FOLDER = re.compile(
+    r"\..*|(docs?|tests?|build|dist|venv|env|node_modules|__\w+__)", re.IGNORECASE
+)
+_RUNS = re.compile(r"^(if __name__\b|[A-Za-z_][\w.]*\()", re.MULTILINE)
+_FRAMEWORKS = r"torch|lightning|pytorch_lightning|accelerate|transformers|deepspeed|fastai"
+_TRAINS = re.compile(rf"^\s*(import|from)\s+({_FRAMEWORKS})\b", re.MULTILINE)
+_DISTRIBUTED = re.compile(
+    r"init_process_group|torch\.distributed|DistributedDataParallel|LOCAL_RANK|WORLD_SIZE"
+    r"|import (pytorch_)?lightning|from (lightning|accelerate|deepspeed)\b|\bTrainer\("
+)
+_FROM_PACKAGE = re.compile(r"^\s*from \.", re.MULTILINE)
+_NAMES = (
+    (re.compile(r"train|fine_?tun", re.IGNORECASE), 4),
+    (re.compile(r"main", re.IGNORECASE), 2),
+    (re.compile(r"run|fit", re.IGNORECASE), 1),
+    (
+        re.compile(r"eval|test|infer|predict|plot|prepare|export|convert|util|help", re.IGNORECASE),
+        -3,
+    ),
+)
+"""Points for a word in a script's name."""
+_CPU_RANKS = 2
+"""Ranks on a machine without a GPU: enough to see that they work together."""
 
 
 def read(path: Path, overrides: Overrides = ()) -> Draft:
     """The job of the script `path`, or of the entrypoint in `overrides`. Raises as jobfile.read."""
-    given = any(map(_is_entrypoint, overrides))
+    keys = [text.partition("=")[0] if isinstance(text, str) else text[0] for text in overrides]
+    given = "entrypoint" in keys
     if path.suffix != ".py" and not given:
-        return jobfile.read(path, overrides)  # which says what is missing
+        return jobfile.read(path, overrides)  # reports what is missing
     if path.suffix == ".py" and given:
         raise UsageError(f"{path} and another entrypoint are given", hint="name one of them")
     if path.suffix != ".py":
         return _named(jobfile.override(Draft(_ALONE, {}, {}), overrides))
     script = Path(os.path.abspath(path))  # noqa: PTH100 - keeps links, as `source` does
     file = _beside(script)
-    draft = _alone(script) if file is None else _replaced(jobfile.read(file), script)
+    if file is not None:
+        draft = _replaced(jobfile.read(file), script)
+    else:  # the source is the current folder, or that of a script elsewhere
+        source = Path.cwd() if Path.cwd() in script.parents else script.parent
+        entry = {"script": script.relative_to(source).as_posix()}
+        draft = Draft(_ALONE, {"source": str(source), "entrypoint": entry}, {})
     return _named(jobfile.override(draft, overrides))
-
-
-def _is_entrypoint(override: str | tuple[str, Any]) -> bool:
-    """Whether an override replaces the entrypoint as a whole."""
-    key = override.partition("=")[0] if isinstance(override, str) else override[0]
-    return key == "entrypoint"
 
 
 def _beside(script: Path) -> Path | None:
@@ -52,13 +88,6 @@ def _beside(script: Path) -> Path | None:
     files = (folder / jobfile.DEFAULT for folder in folders)
     job_file = next((file for file in files if file.is_file()), None)
     return job_file.relative_to(here) if job_file and here in job_file.parents else job_file
-
-
-def _alone(script: Path) -> Draft:
-    """A job without a file. Its source is the current folder, or that of a script elsewhere."""
-    source = Path.cwd() if Path.cwd() in script.parents else script.parent
-    entry = {"script": script.relative_to(source).as_posix()}
-    return Draft(_ALONE, {"source": str(source), "entrypoint": entry}, {})
 
 
 def _replaced(draft: Draft, script: Path) -> Draft:
@@ -79,7 +108,7 @@ def _folder(draft: Draft) -> Path:
 
 
 def _named(draft: Draft) -> Draft:
-    """The draft, named after its script or module unless it has a name."""
+    """Name the draft after its script or module, unless it has a name."""
     entry = draft.data.get("entrypoint")
     if "name" not in draft.data and isinstance(entry, dict):
         script = Path(str(entry.get("script", ""))).stem
@@ -100,7 +129,7 @@ def text(draft: Draft, arguments: Sequence[str], folder: Path) -> str:
 
 
 def _moved(draft: Draft, folder: Path) -> Iterator[tuple[str, Any]]:
-    """The values, with relative locations as they are seen from another folder."""
+    """The values, with locations relative to another folder."""
     old, new = Path(os.path.realpath(_folder(draft))), os.path.realpath(folder)
 
     def seen(location: Any) -> Any:
@@ -135,3 +164,139 @@ def _flow(value: Any) -> str:
         return f"{{{', '.join(items)}}}"
     plain = isinstance(value, str) and _PLAIN.fullmatch(value)
     return str(value) if plain else quoting.data(value)
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script that a job may run. The more `points`, the likelier it is the trainer."""
+
+    path: str
+    """Relative, with forward slashes."""
+    points: int
+    distributed: bool
+    """Whether its ranks work together; otherwise each rank would do all the work."""
+    module: str | None = None
+    """Its name for ``python -m``, if it imports from its own package."""
+    plain: bool = False
+    """Whether it starts its other processes itself."""
+
+
+def scripts(folder: Path) -> list[Script]:
+    """The scripts in a folder, the likeliest first; only if there is none, those one level below.
+
+    Raises OSError if the folder cannot be read.
+    """
+    here = sorted(folder.iterdir())
+    below = (file for path in here if _may_have_scripts(path) for file in sorted(path.iterdir()))
+    for level in (here, below):
+        files = (
+            file for file in level if file.suffix == ".py" and not _NO_SCRIPT.fullmatch(file.name)
+        )
+        judged = [_judged(folder, file) for file in itertools.islice(files, _MAX_SCRIPTS)]
+        ranked = sorted(filter(None, judged), key=lambda script: (-script.points, script.path))
+        if ranked:
+            return ranked
+    taken = os.path.lexists(folder / TRAINER)  # whatever it is, it is not replaced
+    return [Script(TRAINER, 0, distributed=False)] if taken else []
+
+
+def _may_have_scripts(path: Path) -> bool:
+    readable = path.is_dir() and not path.is_symlink() and os.access(path, os.R_OK | os.X_OK)
+    return readable and not _NO_FOLDER.fullmatch(path.name) and not (path / "pyvenv.cfg").exists()
+
+
+def _judged(folder: Path, file: Path) -> Script | None:
+    """The script in a file; None for a file that does nothing when it is run."""
+    try:
+        content = file.read_bytes() if file.is_file() else b""
+    except OSError:
+        return None
+    text = content.decode(errors="replace")
+    if not _RUNS.search(text):
+        return None
+    distributed = bool(_DISTRIBUTED.search(text))
+    points = 5 * bool(_TRAINS.search(text)) + 2 * distributed
+    points += sum(value for pattern, value in _NAMES if pattern.search(file.stem))
+    name = file.relative_to(folder).as_posix()
+    in_package = file.parent != folder and (file.parent / "__init__.py").exists()
+    module = name.removesuffix(".py").replace("/", ".")
+    start = checks.process_start(content)
+    return Script(
+        name,
+        points,
+        distributed=distributed,
+        module=module if in_package and _FROM_PACKAGE.search(text) else None,
+        plain=start is not None and start.plain,
+    )
+
+
+def gpus() -> int:
+    """The GPUs of this machine that a job may use."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return len([name for name in chosen.split(",") if name.strip() not in {"", "-1"}])
+    return machine.gpus() or 0
+
+
+def ranks(script: Script) -> tuple[str, int]:
+    """The key of `resources` to set, and its value on this machine."""
+    if script.distributed and (count := gpus()):
+        return "gpus_per_node", count
+    several = script.distributed and not script.plain
+    return "processes_per_node", min(_CPU_RANKS, machine.cpus()) if several else 1
+
+
+def job_file(  # noqa: PLR0913 - one keyword for each line that depends on the user
+    name: str,
+    script: Script,
+    *,
+    schema: str | None,
+    backend: str | None,
+    sections: Sequence[str],
+    args: Sequence[str] = (),
+) -> str:
+    """The job file. `schema` is its address for editors; `sections` are examples, one a line."""
+    key, count = ranks(script)
+    entry = f"module: {script.module}" if script.module else f"script: {quoting.yaml(script.path)}"
+    whose = (
+        "the script starts the others"
+        if script.plain
+        else "ranks of each node"
+        if key == "processes_per_node"
+        else "of each node, with a rank each"
+    )
+    arguments = ", ".join(map(quoting.yaml, args))
+    lines = [
+        *([f"# yaml-language-server: $schema={schema}"] if schema else []),
+        "# `deploykit submit` runs this job; `deploykit init --full all.yaml` explains every key",
+        f"name: {spelling.near_name(name) or 'job'}",
+        *([f"backend: {quoting.yaml(backend)}"] if backend else []),
+        "entrypoint:",
+        f"  {entry}",
+        *(["  launcher: python        # the script starts its processes"] if script.plain else []),
+        f"{f'  args: [{arguments}]':<26}  # for one run: deploykit submit -- --lr 0.1",
+        "resources:",
+        "  nodes: 1",
+        f"{f'  {key}: {count}':<28}# {whose}",
+        "  time_limit: 4h            # then the job is stopped; optional on this machine",
+    ]
+    for text in sections:
+        lines += textwrap.wrap(
+            text, 96, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False
+        )
+    return "\n".join([*lines, ""])
+
+
+def reference_trainer() -> dict[str, str]:
+    """The texts of the reference trainer and a first task for it, by path."""
+    here = paths.shipped("entrypoints")
+    files = [here / TRAINER, *sorted((here / "trainer").rglob("*.py"))]
+    task = paths.shipped("templates") / TASK
+    return {TASK: task.read_text(encoding="utf-8")} | {
+        file.relative_to(here).as_posix(): file.read_text(encoding="utf-8") for file in files
+    }
+
+
+def trainer() -> str:
+    """The text of the trainer for a folder without a script."""
+    return (paths.shipped("templates") / TRAINER).read_text(encoding="utf-8")

@@ -1,15 +1,15 @@
-"""The known words that misspelled ones mean."""
+"""Suggestions for misspelled names."""
 
 from __future__ import annotations
 
+import difflib
 import re
+import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from deploykit.lib.problem import Problem
 
 UNKNOWN_KEY = "unknown key"
-_NAMED = 20
-"""Unknown keys that are reported one by one: a suggestion takes a millisecond each."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
@@ -20,31 +20,25 @@ def did_you_mean(word: str, known: Iterable[str]) -> str | None:
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word that is most similar; None where none is similar."""
-    import difflib  # not needed where nothing is wrong
-
     return next(iter(difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)), None)
 
 
-def meant(keys: Iterable[object], known: Collection[str]) -> dict[object, str]:
-    """The known keys for which some unknown ones were meant: similar, and not given themselves."""
+def meant(keys: Iterable[str], known: Collection[str]) -> dict[str, str]:
+    """The known key that each unknown one stands for: similar, and not given itself."""
     given = list(keys)
-    near = {key: nearest(str(key), known) for key in given[:_NAMED] if key not in known}
+    near = {key: nearest(key, known) for key in given if key not in known}
     return {key: name for key, name in near.items() if name and name not in given}
 
 
 def unknown_keys(path: str, keys: Sequence[object], known: Iterable[str]) -> Iterator[Problem]:
     """A problem for each unknown key, with the nearest known one."""
     names = list(known)
-    for key in keys[:_NAMED]:
+    for key in keys:
         hint = did_you_mean(str(key), names) or f"known keys: {', '.join(names)}"
         yield Problem(f"{path}.{key}" if path else str(key), UNKNOWN_KEY, hint)
-    if len(keys) > _NAMED:
-        yield Problem(path, f"has {len(keys) - _NAMED} more unknown keys")
 
 
 def near_name(text: str) -> str:
     """The allowed name of a job that is nearest to `text`; empty where it has no Latin letters."""
-    import unicodedata  # rarely needed
-
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
     return "-".join(re.findall(r"[a-zA-Z0-9]+", plain))[:40].strip("-")

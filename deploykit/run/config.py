@@ -14,6 +14,7 @@ environment, the job file and the command line win over the config file, in this
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,12 +23,10 @@ from typing import Any, Literal
 
 from deploykit.backends import base as backend
 from deploykit.job import file as jobfile
-from deploykit.job import toml_text
-from deploykit.job.decode import Malformed
+from deploykit.job.decode import Help, Malformed, hints, split
 from deploykit.job.file import Draft
-from deploykit.job.model import Problem
+from deploykit.job.model import JobSpec, Problem
 from deploykit.job.spelling import did_you_mean
-from deploykit.lib import paths
 from deploykit.lib.errors import ConfigError
 
 SETTINGS: Mapping[str, tuple[str, ...]] = {
@@ -46,7 +45,7 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
 }
 """Keys of a job file that may have a default, and the variables that set the same."""
 _ONLY_WITH = {"slurm.folder": "slurm.host"}
-"""Keys that mean nothing without the same value of another: the folder is on that host."""
+"""Keys that depend on the value of another: the folder is on that host."""
 
 
 @dataclass(frozen=True)
@@ -73,33 +72,23 @@ class Setting:
 
 
 def read(path: Path) -> Config:
-    """The config file. Raises ConfigError with every problem, also where others may change it."""
-    text = _text(path)
-    lines = _lines(text)
+    """The config file. Raises ConfigError with every problem."""
     try:
-        tree = toml_text.parse(text)
+        text = jobfile.read_text(path)
+        tree = jobfile.toml(text)
+    except OSError as error:
+        message = f"cannot be read: {error.strerror}"
+        raise ConfigError(str(path), [Problem("", message)]) from error
     except Malformed as error:
         raise ConfigError(str(path), [Problem("", str(error), line=error.line)]) from error
-    values = dict(_flat(tree))
+    lines, values = _lines(text), dict(_flat(tree))
     if problems := list(_check(values)):
         raise ConfigError(str(path), jobfile.located(problems, lines))
     return Config(path, values, lines)
 
 
-def _text(path: Path) -> str:
-    try:
-        return paths.read_own(path, jobfile.LARGEST).decode()
-    except paths.NotOwn as error:
-        raise ConfigError(str(path), [Problem("", str(error))], hint=error.hint) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(str(path), [Problem("", "is not UTF-8 text")]) from error
-    except OSError as error:
-        message = f"cannot be read: {error.strerror}"
-        raise ConfigError(str(path), [Problem("", message)]) from error
-
-
 def _lines(text: str) -> dict[str, int]:
-    """The line of each key and section. tomllib does not tell."""
+    """The line of each key and section, which tomllib does not report."""
     lines: dict[str, int] = {}
     section = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -114,7 +103,7 @@ def _lines(text: str) -> dict[str, int]:
 
 def _bare(name: str) -> str:
     """A key of TOML without its quotes and blanks."""
-    return "".join(letter for letter in name if letter not in "\"' \t")
+    return re.sub(r"[\"' \t]", "", name)
 
 
 def _flat(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -131,8 +120,7 @@ def _check(values: Mapping[str, Any]) -> Iterator[Problem]:
             yield Problem(key, "unknown key", _nearest(key))
         elif not isinstance(value, str) or not value.strip():
             yield Problem(key, "expected text", f'{key.rpartition(".")[2]} = "..."')
-        elif key == "backend" and value not in backend.names():
-            known = list(backend.names())
+        elif key == "backend" and value not in (known := list(backend.names())):
             hint = did_you_mean(value, known) or f"backends: {', '.join(known)}"
             yield Problem(key, f"unknown backend {value!r}", hint)
     for key, other in _ONLY_WITH.items():
@@ -152,7 +140,13 @@ def filled(draft: Draft, config: Config) -> Draft:
     """The draft with the defaults for all that neither it nor the environment sets."""
     data, origins = dict(draft.data), {}
     for key, value in config.values.items():
-        if _is_set(key, draft.data) or _is_elsewhere(key, draft.data, config):
+        other = _ONLY_WITH.get(key)
+        elsewhere = (
+            other is not None
+            and _is_set(other, draft.data)
+            and _value(other, draft.data) != config.values[other]
+        )
+        if elsewhere or _is_set(key, draft.data):
             continue
         section, _, name = key.rpartition(".")
         if section and section not in data:
@@ -166,10 +160,9 @@ def filled(draft: Draft, config: Config) -> Draft:
 
 
 def _is_set(key: str, data: Mapping[str, Any]) -> bool:
-    """Whether the environment or the job sets a key; nothing is added to what is no section."""
-    section = key.rpartition(".")[0]
-    odd = not isinstance(data.get(section) or {}, dict)
-    return _variable(key) is not None or odd or _is_in(key, data)
+    """Whether the environment or the job sets a key, or its section is not a mapping."""
+    section = data.get(key.rpartition(".")[0]) or {}
+    return _variable(key) is not None or not isinstance(section, dict) or _is_in(key, data)
 
 
 def _is_in(key: str, data: Mapping[str, Any]) -> bool:
@@ -182,14 +175,6 @@ def _is_in(key: str, data: Mapping[str, Any]) -> bool:
 def _variable(key: str) -> str | None:
     """The variable of the environment that sets a key, if one does."""
     return next((name for name in SETTINGS[key] if os.environ.get(name)), None)
-
-
-def _is_elsewhere(key: str, data: Mapping[str, Any], config: Config) -> bool:
-    """Whether a key belongs to a value of another key that the job does not have."""
-    other = _ONLY_WITH.get(key)
-    return (
-        other is not None and _is_set(other, data) and _value(other, data) != config.values[other]
-    )
 
 
 def _value(key: str, data: Mapping[str, Any]) -> str | None:
@@ -224,9 +209,6 @@ def _setting(key: str, file: Draft | None, job: Draft, given: Sequence[str]) -> 
 
 def example() -> str:
     """A config file in which every setting is commented out."""
-    from deploykit.job.decode import Help, hints, split
-    from deploykit.job.model import JobSpec
-
     lines = [
         "# Defaults for every job. The environment, the job file and the command line win.",
         "",

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from deploykit.job.decode import decode, read_json
-from deploykit.job.model import State
-from deploykit.job.sections import Track
+from deploykit.job.model import State, Track
 from deploykit.lib import paths
 from deploykit.lib.errors import DeploykitError, NotFound, TryAgain
 from deploykit.observe import exit_records

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from deploykit.job.decode import NOT_EMPTY, Bounds, Help, Pattern
-from deploykit.job.names import METRIC, MONEY
+from deploykit.job.model import METRIC, MONEY
 
 NUMBER = Pattern(
     r"[+-]?([0-9]{1,30}([.][0-9]{0,30})?|[.][0-9]{1,30})([eE][+-]?[0-9]{1,3})?",

@@ -16,8 +16,9 @@ import pytest
 import yaml
 
 from deploykit.cli import main as cli
-from deploykit.job import starter
-from deploykit.job.starter import Script
+from deploykit.job import machine
+from deploykit.job import script as starter
+from deploykit.job.script import Script
 from deploykit.lib import paths
 
 ROOT = Path(__file__).parents[2]
@@ -187,8 +188,10 @@ def test_gpus_are_asked_for(folder, capsys, monkeypatch):
 
 
 def test_gpus_are_those_that_a_job_may_use(tmp_path, monkeypatch):
-    (tmp_path / "0000:01:00.0").mkdir()
-    monkeypatch.setattr(starter, "_GPUS", tmp_path)
+    gpu = tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0/information"
+    gpu.parent.mkdir(parents=True)
+    gpu.touch()
+    monkeypatch.setattr(machine, "_ROOT", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert starter.gpus() == 1
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -249,10 +252,9 @@ def test_an_unwritable_home_is_no_obstacle(folder, capsys, monkeypatch):
     assert "yaml-language-server" not in (folder / "job.yaml").read_text()
 
 
-def test_links_and_huge_files_are_not_read(folder, capsys):
+def test_devices_and_pipes_are_not_read(folder, capsys):
     (folder / "train.py").symlink_to("/dev/zero")
     os.mkfifo(folder / "pipe.py")
-    (folder / "huge.py").write_text(f"{GUARD}# {'x' * 2**20}")
     (folder / "plain.py").write_text(GUARD)
     assert init(capsys)[0]["entrypoint"]["script"] == "plain.py"
 

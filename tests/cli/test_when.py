@@ -7,7 +7,6 @@ import json
 import pytest
 
 from deploykit.cli import main as cli
-from deploykit.job import edit as jobfile_edit
 from deploykit.job import file as jobfile
 from deploykit.lib.errors import UsageError
 from tests.aws_server import SECTION, as_json
@@ -153,13 +152,14 @@ BLOCK = "name: x\nslurm:\n  # ours\n  price: 1 USD/node-hour  # really\nenv: {A:
         ("slurm: {account: a}\n", "slurm: {partition: gpu, account: a}\n"),
         ("slurm: {}\n", "slurm: {partition: gpu}\n"),
         ("slurm:\nname: x\n", "slurm:\n  partition: gpu\nname: x\n"),
+        ("slurm: ~\nname: x\n", "slurm:\n  partition: gpu\nname: x\n"),
     ],
 )
 def test_one_key_changes_and_nothing_else(tmp_path, text, changed):
     path = tmp_path / "job.yaml"
     path.write_text(text)
     before = jobfile.parse(path)[0]
-    jobfile_edit.set_key(path, "slurm.partition", "gpu")
+    jobfile.set_key(path, "slurm.partition", "gpu")
     after = jobfile.parse(path)[0]
     assert after == {**before, "slurm": {**(before.get("slurm") or {}), "partition": "gpu"}}
     if changed is not None:
@@ -179,6 +179,6 @@ def test_a_file_that_cannot_be_changed_stays_as_it_is(tmp_path, name, text):
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises((UsageError, jobfile.JobFileError)) as caught:
-        jobfile_edit.set_key(path, "slurm.partition", "gpu")
+        jobfile.set_key(path, "slurm.partition", "gpu")
     assert path.read_text() == text
     assert "slurm.partition" in (caught.value.hint or "slurm.partition")

@@ -1,7 +1,8 @@
-"""`check` finds everything that can be seen from here at once: one round of mending is enough.
+"""`check` reports all problems that can be seen from here at once.
 
 Each bad job file is mended key by key, as the hints say. The loop mends only what a round has
-reported, and counts the rounds until no problem is left.
+reported, and counts the rounds until no problem is left. A section with a key or a value of the
+wrong kind is checked further in the next round.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch:2.14-cu133-amzn202
 class Bad(NamedTuple):
     """A job file, and the value that mends each wrong key; None removes the key.
 
-    `own` are keys whose value only the user knows: the hint does not contain it.
+    `own` are keys whose value only the user knows: the hint does not contain it. `rounds` is 2
+    where problems show only once the values are of the right kind.
     """
 
     backend: str
     text: str
     mends: dict[str, str | None]
     own: tuple[str, ...] = ()
+    rounds: int = 2
 
 
 BAD = {
@@ -73,6 +76,7 @@ sagemaker:
             "sagemaker.spot": "false",
         },
         own=("resources.time_limit", "resources.nodes"),
+        rounds=1,
     ),
     "more GPUs than the type has, and tags that the service refuses": Bad(
         "sagemaker",
@@ -96,6 +100,7 @@ sagemaker:
             "data.train": "s3://bucket/folder",
         },
         own=("env.NOTE", "data.train"),
+        rounds=1,
     ),
     "what this machine does not have": Bad(
         "local",
@@ -165,6 +170,7 @@ slurm: {site: SITE, partition: gpus}
             "resources.nodes": "2",
             "slurm.partition": "gpu",
         },
+        rounds=1,
     ),
 }
 SITE = {
@@ -271,20 +277,22 @@ def rounds(bad, capsys):
 
 def _is_about(key, path):
     """Whether a problem at `path` makes one mend `key`; a misspelled key is replaced as a whole."""
-    replaces = {"resources": "resorces", "sagemaker.role": "sagemaker.rol"}
-    replaces |= {
+    replaces = {
+        "resources": "resorces",
+        "sagemaker.role": "sagemaker.rol",
         "slurm.partition": "slurm.partion",
         "sagemaker.image_uri": "sagemaker.framework_version",
     }
+    path = path.replace("resorces.", "resources.")
     return path == key or path == replaces.get(key) or path.startswith(f"{key}[")
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_job_file_is_mended_in_one_round(name, four_gpus, tmp_path, capsys):
+def test_a_bad_job_file_is_mended_in_one_round_or_two(name, four_gpus, tmp_path, capsys):
     bad = BAD[name]
     (four_gpus / "job.yaml").write_text(bad.text.replace("SITE", str(tmp_path / "site.json")))
     count, hints = rounds(bad, capsys)
-    assert count == 1
+    assert count == bad.rounds
     assert [key for key in bad.mends if not any(_is_about(key, path) for path in hints)] == []
     for path, hint in hints.items():
         value = bad.mends.get(path)

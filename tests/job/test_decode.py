@@ -102,6 +102,12 @@ def test_reports_all_problems_at_once():
             None,
         ),
         (
+            {"time": "999999999d"},
+            "time",
+            "expected a time such as 90s, 30m, 1h30m, 2d or 1-12:00:00, got '999999999d'",
+            None,
+        ),
+        (
             {"size": "4 parsecs"},
             "size",
             "expected a size such as 512MiB or 4GiB, got '4 parsecs'",
@@ -172,11 +178,7 @@ def at(name, value):
         ("count", 9, 9),
         ("count", 0, ["must be at least 1, got 0"]),
         ("count", 10, ["must be at most 9, got 10"]),
-        ("count", 10**18, ["must be at most 9, got 1000000000000000000"]),
-        ("number", 10**18, 10**18),
         ("number", -(10**18), -(10**18)),
-        ("number", 10**18 + 1, ["expected a whole number, got a number with too many digits"]),
-        ("number", 10**30, ["expected a whole number, got a number with too many digits"]),
         ("number", True, ["expected a whole number, got True"]),
         ("number", "x" * 58, [f"expected a whole number, got '{'x' * 58}'"]),
         ("number", "x" * 59, [f"expected a whole number, got '{'x' * 59}..."]),
@@ -193,14 +195,6 @@ def test_values_at_the_edges(name, value, expected):
     """Regression: each of these was a mutant that no test noticed."""
     decoded = at(name, value)
     assert (decoded, type(decoded)) == (expected, type(expected))
-
-
-@pytest.mark.parametrize(("count", "more"), [(20, None), (21, 1), (45, 25)])
-def test_only_so_many_unknown_keys_are_named(count, more):
-    _, found = decode(Edges, {f"zz{number}": 1 for number in range(count)})
-    assert [problem.path for problem in found[:20]] == [f"zz{number}" for number in range(20)]
-    assert len(found) == 20 + (more is not None)
-    assert more is None or found[-1].message == f"has {more} more unknown keys"
 
 
 @pytest.mark.parametrize(

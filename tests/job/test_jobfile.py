@@ -69,7 +69,10 @@ def test_sections_of_other_backends_are_allowed_but_misspelled_ones_are_not(proj
     [
         ("- a\n- b\n", "expected keys with values, such as `name: digits`"),
         ("name: [a\n", "is not valid YAML: did not find expected ',' or ']'"),
-        ("a: &a [*a]\n", "is not valid YAML: the alias 'a' contains itself"),
+        ("a: &a [*a]\n", "is not valid YAML: an alias inside its own value"),
+        ("a: *b\n", "is not valid YAML: found undefined alias"),
+        ("a: 1\n---\nb: 2\n", "is not valid YAML: found another document"),
+        ("!!python/object/apply:os.system [ls]\n", "expected keys with values"),
         ("? [a, b]\n: c\n", "is not valid YAML: expected a plain name as a key"),
     ],
 )
@@ -80,14 +83,15 @@ def test_broken_files(tmp_path, text, message):
     assert found[2].startswith(message)
 
 
-def test_aliases_of_aliases_do_not_explode(tmp_path):
+def test_aliases_stand_for_their_values(tmp_path):
     path = tmp_path / "job.yaml"
-    levels = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
-    path.write_text(f"a0: &a0 [x]\n{levels}")
-    assert "too many values" in problems(path)[0][2]
+    path.write_text("a: &x [1, &y two]\nb: *x\nc: {d: *y, e: *y}\n")
+    tree, lines = jobfile.parse(path)
+    assert tree == {"a": ["1", "two"], "b": ["1", "two"], "c": {"d": "two", "e": "two"}}
+    assert lines["c.d"] == 3
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe", None])
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"x" * (2**20 + 1), None])
 def test_unreadable_files(tmp_path, content):
     path = tmp_path / "job.yaml"
     if content is not None:

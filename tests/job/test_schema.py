@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from deploykit.backends import base as backend
 from deploykit.job import file as jobfile
 from deploykit.job import schema
-from deploykit.job.decode import DURATION, hints, split
+from deploykit.job.decode import DURATION, hints, is_required, split
 from deploykit.job.model import JobSpec
 from deploykit.lib.errors import JobFileError
 from deploykit.run import lifecycle
@@ -195,7 +195,7 @@ def rarely(other, usual):
 def section(cls):
     """A section of the file in YAML's flow style: some keys of the class."""
     fields = {field.name: value(cls, field) for field in dataclasses.fields(cls)}
-    names = [field.name for field in dataclasses.fields(cls) if schema.is_required(field)]
+    names = [field.name for field in dataclasses.fields(cls) if is_required(field)]
     wanted = {name: fields.pop(name) for name in names}
     few = st.lists(st.sampled_from(sorted(fields)), min_size=1, max_size=3, unique=True)
     chosen = few.flatmap(lambda keys: st.fixed_dictionaries(wanted | {k: fields[k] for k in keys}))

@@ -1,9 +1,8 @@
-"""The user's defaults: what wins over them, and what a config file may not be."""
+"""The user's defaults: what wins over them, and problems of the config file."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import stat
 
@@ -38,9 +37,8 @@ def _no_region(monkeypatch):
 def write(text):
     """The config file of this test's user."""
     path = paths.config()
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-    path.chmod(0o600)
     return path
 
 
@@ -212,37 +210,8 @@ def test_a_value_that_a_job_cannot_have_names_its_file(project, capsys):
     assert f"set in {path}, line 5" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
-def test_a_file_that_others_can_change_is_refused(project, capsys, mode):
-    path = write(FULL)
-    path.chmod(mode)
-    assert cli.main(["submit", "--dry-run"]) == 78
-    shown = capsys.readouterr()
-    assert f"other users can change {path} (mode {mode:04o})" in shown.err
-    assert f"chmod go-w '{path}'" in shown.err
-    assert shown.out == ""
-
-
-def test_a_folder_that_others_can_change_is_refused(project, capsys):
-    path = write(FULL)
-    path.parent.chmod(0o777)
-    assert cli.main(["submit", "--dry-run"]) == 78
-    assert f"other users can change {path.parent} (mode 0777)" in capsys.readouterr().err
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="optional: only root can give a file away")
-def test_a_file_of_another_user_is_refused(project, capsys):
-    path = write(FULL)
-    os.chown(path, 65534, -1)
-    assert cli.main(["submit", "--dry-run"]) == 78
-    assert "belongs to another user (uid 65534)" in capsys.readouterr().err
-
-
-def test_what_is_no_file_is_refused_and_nothing_waits_for_it(project, capsys):
+def test_what_cannot_be_read_is_refused(project, capsys):
     path = write("")
-    path.unlink()
-    os.mkfifo(path)
-    assert cli.main(["check"]) == 78
     path.unlink()
     path.symlink_to("/nowhere")
     assert cli.main(["check"]) == 78

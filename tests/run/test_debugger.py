@@ -102,14 +102,25 @@ def test_a_run_of_which_no_rank_waits(live, capsys):
     assert "error: no rank of live-run waits for a debugger" in capsys.readouterr().err
 
 
+SAGEMAKER = """
+sagemaker:
+  role: arn:aws:iam::123456789012:role/training
+  bucket: my-bucket
+  region: us-east-1
+  instance_type: ml.g5.12xlarge
+"""
+
+
 @pytest.mark.parametrize(
     ("backend", "rank", "said"),
     [
-        ("local", "2", "'2' is no rank of this job"),
+        ("local", "2", "rank '2' does not exist"),
         ("sagemaker", "0", "no editor can connect to a container of SageMaker"),
     ],
 )
 def test_a_debugger_that_could_not_connect_is_refused(project, capsys, backend, rank, said):
+    with (project / "job.yaml").open("a") as file:
+        file.write(SAGEMAKER)
     words = ["--backend", backend, "--processes-per-node", "2", "--dry-run"]
     assert cli.main(["submit", *words, "--debugger", rank]) == 65
     assert f"env.DEPLOYKIT_DEBUGGER: {said}" in capsys.readouterr().err

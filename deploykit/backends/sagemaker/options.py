@@ -11,8 +11,7 @@ from deploykit.backends.sagemaker import catalog, sections
 from deploykit.backends.sagemaker.sections import Channel, InstanceGroup, ModelParallel
 from deploykit.doctor import aws_names
 from deploykit.job.decode import Bounds, Duration, Help
-from deploykit.job.model import JobSpec
-from deploykit.job.names import CHANNEL
+from deploykit.job.model import CHANNEL, JobSpec
 
 Distribution = Literal[
     "torch_distributed",

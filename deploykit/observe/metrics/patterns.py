@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from deploykit.job.metrics import problem
+from deploykit.job.checks import pattern_problem
 from deploykit.observe.metrics.points import count, number
 from deploykit.observe.metrics.reading import Reading
 
@@ -15,7 +15,9 @@ POSITIONS = ("step", "total", "epoch", "epochs")
 
 def compiled(patterns: Mapping[str, str]) -> dict[str, re.Pattern[str]]:
     """The patterns that are valid: one regular expression with a group for each name."""
-    return {name: re.compile(regex) for name, regex in patterns.items() if not problem(regex)}
+    return {
+        name: re.compile(regex) for name, regex in patterns.items() if not pattern_problem(regex)
+    }
 
 
 def read(line: str, patterns: Mapping[str, re.Pattern[str]]) -> Reading | None:
