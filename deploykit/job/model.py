@@ -344,8 +344,6 @@ class Bundle(NamedTuple):
     """Hash of the names and stat data of its files; empty where a file has just changed."""
     content_warnings: tuple[Problem, ...] = ()
     """The warnings about the content of its files."""
-    archive: Path | None = None
-    """Where it was packed as it was read; None where it is not packed yet, or was before."""
 
     @property
     def size(self) -> int:
