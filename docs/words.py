@@ -335,9 +335,9 @@ Whatever your umask, no other user can read or change it, here or on a login nod
 | `source/`: executable files, all others | `0700`, `0600` |
 | what your program, Python and Slurm's own functions write there | by your umask |
 
-deploykit closes a state folder that was open to other users, with a warning, and refuses one that
-belongs to another user. Locations that the job file names (`output`, `checkpoints`) are yours: what
-is made there has the permissions of the surrounding folder and your umask.
+deploykit closes a state folder that was open to other users, with a warning. Locations that the job
+file names (`output`, `checkpoints`) are yours: what is made there has the permissions of the
+surrounding folder and your umask.
 """
 
 EXIT_RECORDS = """\

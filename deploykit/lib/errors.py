@@ -84,7 +84,7 @@ class JobFileError(DeploykitError):
 
 
 class ConfigError(DeploykitError):
-    """The user's config file has problems, or others may change it."""
+    """The user's config file has problems."""
 
     exit_code = 78
     meaning = "the config file has problems; all of them are listed"

@@ -73,7 +73,7 @@ class Setting:
 
 
 def read(path: Path) -> Config:
-    """The config file. Raises ConfigError with every problem, also where others may change it."""
+    """The config file. Raises ConfigError with every problem."""
     text = _text(path)
     lines = _lines(text)
     try:
@@ -88,9 +88,7 @@ def read(path: Path) -> Config:
 
 def _text(path: Path) -> str:
     try:
-        return paths.read_own(path, jobfile.LARGEST).decode()
-    except paths.NotOwn as error:
-        raise ConfigError(str(path), [Problem("", str(error))], hint=error.hint) from error
+        return paths.read_regular(path, jobfile.LARGEST).decode()
     except UnicodeDecodeError as error:
         raise ConfigError(str(path), [Problem("", "is not UTF-8 text")]) from error
     except OSError as error:

@@ -29,7 +29,6 @@ from deploykit.bundle import node_plane
 from deploykit.job.model import State
 from deploykit.lib import paths
 from deploykit.lib.errors import CannotWrite
-from deploykit.lib.paths import OpenFolder
 from deploykit.run import budgets, registry, sweep_folders
 from deploykit.run import registry_layout as layout
 from deploykit.run.registry import Run
@@ -337,33 +336,34 @@ def reduce(folder: Path, digest: str) -> None:
     if archive is None or not all(map(paths.is_private_folder, (folder, source))):
         return
     emptied = set()
-    with OpenFolder(source) as top:
-        for path in _unchanged(archive, digest, top):
-            if path != node_plane.FILES:
-                top.remove(path)
-                emptied |= set(Path(path).parents)
+    for path in _unchanged(archive, digest, source):
+        if path != node_plane.FILES:
+            (source / path).unlink()
+            emptied |= set(Path(path).parents)
     for below in sorted(emptied - {Path()}, reverse=True):
         _remove_if_empty(source / below)
 
 
-def _unchanged(archive: Path, digest: str, top: OpenFolder) -> Iterator[str]:
-    """The files and links of the bundle `digest` that are the same in `top` as in its `archive`.
+def _unchanged(archive: Path, digest: str, source: Path) -> Iterator[str]:
+    """The files and links of the bundle `digest` that are the same in `source` as in its `archive`.
 
-    None where this is not its archive.
+    None where this is not its archive. A folder that the run replaced by a link has none.
     """
     if not bundle.holds(archive, digest):
         return
+    top = source.resolve()
     with tarfile.open(archive, "r:gz") as tar:
         for member in tar:
+            path = top / member.name
             with contextlib.suppress(OSError):
-                if _is_same(tar, member, top):
+                if path.parent.resolve() == path.parent and _is_same(tar, member, path):
                     yield member.name
 
 
-def _is_same(tar: tarfile.TarFile, member: tarfile.TarInfo, top: OpenFolder) -> bool:
+def _is_same(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> bool:
     if member.issym():
-        return top.target(member.name) == member.linkname
-    with top.open(member.name) as on_disk:
+        return str(path.readlink()) == member.linkname
+    with paths.open_regular(path) as on_disk:
         stored = tar.extractfile(member)
         if stored is None or os.fstat(on_disk.fileno()).st_size != member.size:
             return False

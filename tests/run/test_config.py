@@ -212,32 +212,6 @@ def test_a_value_that_a_job_cannot_have_names_its_file(project, capsys):
     assert f"set in {path}, line 5" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
-def test_a_file_that_others_can_change_is_refused(project, capsys, mode):
-    path = write(FULL)
-    path.chmod(mode)
-    assert cli.main(["submit", "--dry-run"]) == 78
-    shown = capsys.readouterr()
-    assert f"other users can change {path} (mode {mode:04o})" in shown.err
-    assert f"chmod go-w '{path}'" in shown.err
-    assert shown.out == ""
-
-
-def test_a_folder_that_others_can_change_is_refused(project, capsys):
-    path = write(FULL)
-    path.parent.chmod(0o777)
-    assert cli.main(["submit", "--dry-run"]) == 78
-    assert f"other users can change {path.parent} (mode 0777)" in capsys.readouterr().err
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="optional: only root can give a file away")
-def test_a_file_of_another_user_is_refused(project, capsys):
-    path = write(FULL)
-    os.chown(path, 65534, -1)
-    assert cli.main(["submit", "--dry-run"]) == 78
-    assert "belongs to another user (uid 65534)" in capsys.readouterr().err
-
-
 def test_what_is_no_file_is_refused_and_nothing_waits_for_it(project, capsys):
     path = write("")
     path.unlink()
