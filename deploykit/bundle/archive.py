@@ -5,7 +5,6 @@ The same tree gives the same hash, whatever the time, the user or the order of d
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import hashlib
 import json
@@ -31,6 +30,8 @@ _SETTLED = 3.0
 _PIECE = 1 << 20
 """Bytes that are read at once."""
 _UNPACK_TIMEOUT = 3600
+_checked: dict[Path, list[int]] = {}
+"""The `_stat` of each archive that this process has stored."""
 _FILES_IN_HINT = 5
 
 
@@ -62,14 +63,13 @@ def store(bundle: Bundle) -> Path:
     has changed since it was scanned.
     """
     path = _path(bundle.hash)
-    known = _known(bundle.source, bundle.state)
-    if known and known.get("hash") == bundle.hash and known.get("archive") == _stat(path):
-        return path
-    if not holds(path, bundle.hash):
+    is_known = _known(bundle.source, bundle.state).get("archive") == _stat(path)
+    if not is_known and _checked.get(path) != _stat(path) and not holds(path, bundle.hash):
         folder = paths.private_folder(paths.bundles())
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             _write(bundle, Path(scratch, "archive")).replace(path)
-    if bundle.state:
+    _checked[path] = _stat(path)
+    if bundle.state and not is_known:
         _remember(bundle, path)
     return path
 
@@ -306,7 +306,7 @@ def _record_file(source: Path) -> Path:
 
 def _known(source: Path, state: str) -> dict[str, Any]:
     """What was found when the source was in this state; empty if it was in another."""
-    if not state:
+    if not state:  # it has just changed
         return {}
     try:
         known = json.loads(_record_file(source).read_bytes())
@@ -335,11 +335,12 @@ def _unread(source: Path, entries: list[Entry], state: str) -> Bundle | None:
 
 
 def _stat(archive: Path) -> list[int]:
-    """What changes with the archive; empty where there is none."""
-    with contextlib.suppress(OSError):
+    """What changes with the archive; only zeros where there is none."""
+    try:
         info = archive.lstat()
-        return [info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino]
-    return []
+    except OSError:
+        return [0]
+    return [info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino]
 
 
 def _remember(bundle: Bundle, archive: Path) -> None:

@@ -241,8 +241,9 @@ def prepare(  # noqa: PLR0913 - as submit
 ) -> Prepared:
     """Everything up to the plan, for the backend `name`, or else the one that the job names.
 
-    Only reads files, unless `pack` says that the plan will be sent: then the target is asked
-    whether nodes to exclude still exist. Raises JobFileError with every problem.
+    Only reads files, unless `pack` says that the plan will be sent: then the source is packed, and
+    the target is asked whether nodes to exclude still exist. Raises JobFileError with every
+    problem.
     """
     draft = with_defaults(read(job, overrides))
     name = name or _chosen(draft.data)
@@ -250,6 +251,8 @@ def prepare(  # noqa: PLR0913 - as submit
     all_problems, packed = examine(file)
     warnings = file.raise_on(all_problems)
     assert packed is not None  # noqa: S101 - for mypy: else there was an error
+    if pack:  # before there is a run, which a full disk would leave half submitted
+        bundle.store(packed)
     identity = registry.checked_id(run) if run else registry.new_id(file.job.name)
     warnings += _shared_checkpoints(file.job, identity, ask=pack)
     plan = backend.find(name).plan(file.job, file.sections[name], run=identity, bundle=packed)
