@@ -13,6 +13,7 @@ import pytest
 
 from deploykit.cli import main as cli
 from deploykit.lib import paths
+from deploykit.lib.errors import CannotWrite
 from deploykit.run import lifecycle
 from tests.aws_server import SECTION
 from tests.nightly import few
@@ -110,6 +111,19 @@ def test_a_state_folder_that_others_could_change_is_narrowed(trained, home, capl
     (said,) = {record.getMessage() for record in caplog.records}
     assert said == (f"warning: {home} was open to other users (mode 2775); its mode is now 0700")
     assert not as_stranger(lambda: (home / "runs.sqlite").write_text(""), group=os.getgid())
+
+
+def test_another_users_state_folder_is_refused(home):
+    """The user who created it first could put code there, which would run as this one."""
+    home.mkdir(parents=True)
+    home.chmod(0o777)
+
+    def use():
+        with pytest.raises(CannotWrite, match=f"the folder {home} cannot be used"):
+            paths.private_folder(home)
+
+    assert as_stranger(use)
+    assert modes(home)["."] == 0o777
 
 
 # --- places that cannot be used
