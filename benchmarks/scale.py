@@ -38,7 +38,7 @@ _FIRST = (
 _SQLITE = "import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute(sys.argv[2]).fetchall())"
 _BUNDLE = (
     "import sys; from pathlib import Path; from deploykit.bundle import archive as bundle\n"
-    "if sys.argv[1:]: bundle.store(bundle.scan(Path(sys.argv[1]), 10**9, pack=True))"
+    "if sys.argv[1:]: bundle.store(bundle.scan(Path(sys.argv[1]), 10**9))"
 )
 _LOST = "CUDA out of memory. Tried to allocate 2.00 GiB.\n"
 

@@ -1,68 +1,132 @@
-"""Find private keys and access tokens: in files, at about the speed of hashing, and in job files.
+"""Find private keys and access tokens in files, and plain secrets in a job file.
 
-One pass finds the few occurrences of the literals of `secret_rules`; a pattern is tried only there.
-The secret itself is not kept, only its kind, its offset and the beginning that its kind has. In a
-job file the name of a variable counts too, since all of it would appear in the plan.
+The patterns are those that the issuers document and that scanners such as gitleaks and
+detect-secrets use. Text that only looks random is not reported: it occurs in any source. Only the
+kind of a secret and its line are kept, never the secret.
 """
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from deploykit.bundle.secret_rules import KEY_LITERALS, PLACEHOLDERS, TOKEN_RULES, TokenRule
 from deploykit.job import checks
 from deploykit.job.model import JobSpec, Problem
 
 KEY = "a private key"
 
-_REACH = 4096
-"""Bytes that a pattern may examine from its literal on."""
-_BEFORE = 128
-"""Bytes that it may examine before."""
-_HEADER = rb"-{4,5} ?BEGIN [A-Z0-9 ]{0,40}\Z"
-_HEADER_END = rb"PRIVATE KEY(?: BLOCK)? ?-{4,5}"
-_NEXT_LINE = (
-    rb"[ \t]*(?:\\+[rn]|\r|\n)+[ \t]*[A-Za-z0-9+/]{3,}={0,2}[ \t]*(?:\\|\r|\n|\"|'|-----END|\Z)"
-)
-"""A line of base64 right below a header."""
-_SEPARATORS = rb"(?:\\+[nrt]|[\s\"'`,;#*()<>\\])+"
-_BODY_PART = rb"[A-Za-z0-9+/]{16,}={0,2}"
-_LEAST_BODY = 48
-"""Characters of base64 in the shortest private key (Ed25519's has 64)."""
-_MOST_WORDS = 16
-"""Words between a header and the body, such as the fields of RFC 1421 and OpenPGP."""
-_MOST_TOKENS = 100
-_MOST_WARNINGS = 20
+_REACH = 8192
+"""Bytes that a pattern may examine from its start on."""
+_MAX_TOKENS_IN_FILE = 100
+_MAX_WARNINGS = 20
 """Files with tokens that are listed one by one."""
-_MOST_LINES = 5
-_NAME = (
+_MAX_LINES_IN_WARNING = 5
+
+_PUT = rb"""[\w.-]{0,20}["'\])]{0,3}\s{0,3}(?:=>|:=|[=:,(\s])\s{0,3}["'(]{0,3}"""
+"""From a name to its value, in code, settings or a command: ``KEY = "value"``."""
+_AWS_SECRET = rb"[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=])"
+_HEX_KEY = rb"(?<![0-9A-Za-z])[0-9a-f]{40}(?!\w)"
+_SEPARATOR = rb"[\s\"'`,;#*()<>\\]"
+"""Between words of a key, also in code that joins quoted lines."""
+_KEY_PATTERNS = (
+    # A header with a line of base64 below it, or with base64 within the next 16 words, such as the
+    # fields of RFC 1421 and OpenPGP. Code that only mentions a header has neither.
+    rb"BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,5}(?:"
+    rb"[ \t]*(?:\\+[rn]|\r|\n)+[ \t]*[A-Za-z0-9+/]{3,}={0,2}[ \t]*(?:[\\\r\n\"']|-----END|\Z)"
+    rb"|(?:%b++(?!-{4,5} ?END)[^\s\"'`,;#*()<>\\]++){0,16}?%b++[A-Za-z0-9+/]{48})"
+    % (_SEPARATOR, _SEPARATOR),
+    rb"PuTTY-User-Key-File-\d[\s\S]{1,4000}?\nPrivate-Lines:",
+    rb"AGE-SECRET-KEY-1[A-Z0-9]{58}",
+)
+_TOKEN_PATTERNS = (
+    ("an AWS access key", rb"A[KS]IA[A-Z0-9]{16}(?![A-Za-z0-9])"),
+    ("an AWS secret key", rb"aws_secret_access_key" + _PUT + _AWS_SECRET),
+    ("an AWS secret key", rb"AWS_SECRET_ACCESS_KEY" + _PUT + _AWS_SECRET),
+    ("an AWS secret key", rb"[sS]ecretAccessKey" + _PUT + _AWS_SECRET),
+    ("a GitHub token", rb"gh[pousr]_[A-Za-z0-9]{36,}"),
+    ("a GitHub token", rb"github_pat_\w{36,}"),
+    ("a GitLab token", rb"gl(?:pat|dt|rt)-[\w-]{20,}"),
+    ("a Hugging Face token", rb"hf_[A-Za-z0-9]{34,}(?!\w)"),
+    ("a Slack token", rb"x(?:ox[abeoprs]|app)-(?=[A-Za-z-]*\d)[A-Za-z0-9-]{10,}"),
+    (
+        "a Slack webhook",
+        rb"hooks\.slack\.com/services/T[A-Z0-9]{8,}/B[A-Z0-9]{8,}/[A-Za-z0-9]{20,}",
+    ),
+    ("a Discord webhook", rb"api/webhooks/\d{17,20}/[\w-]{60,}"),
+    ("an Anthropic API key", rb"sk-ant-[a-z]+\d\d-[\w-]{32,}"),
+    ("an OpenRouter API key", rb"sk-or-v1-[0-9a-f]{64}"),
+    ("an OpenAI API key", rb"sk-(?:proj|svcacct|admin)-[\w-]{40,}"),
+    ("an OpenAI API key", rb"sk-(?:[A-Za-z0-9]{48}|[0-9a-f]{32})(?!\w)"),
+    ("a Groq API key", rb"gsk_[A-Za-z0-9]{48,}"),
+    ("a Replicate token", rb"r8_[A-Za-z0-9]{37}(?!\w)"),
+    ("a Perplexity API key", rb"pplx-[A-Za-z0-9]{48}"),
+    ("an xAI API key", rb"xai-[A-Za-z0-9]{70,}"),
+    ("a LangSmith API key", rb"lsv2_(?:pt|sk)_[0-9a-f]{32}_[0-9a-f]{10}"),
+    ("an NVIDIA API key", rb"nvapi-[\w-]{40,}"),
+    ("a Weights & Biases API key", rb"wandb_v1_\w{40,}"),
+    (
+        "a Weights & Biases API key",
+        rb"[wW][aA][nN][dD][bB][^\n]{0,40}?(?i:key|login|token)[^\n]{0,20}?" + _HEX_KEY,
+    ),
+    ("a Kaggle API key", rb"KGAT_[0-9a-f]{32}(?!\w)"),
+    ("a Kaggle API key", rb"KAGGLE_KEY" + _PUT + rb"[0-9a-f]{32}(?!\w)"),
+    ("a Neptune API token", rb"eyJhcGlfYWRkcmVzcyI6[A-Za-z0-9+/=_-]{40,}"),
+    ("a JSON web token", rb"eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{20,}"),
+    ("a Google API key", rb"AIza[\w-]{35}(?![\w-])"),
+    ("a Google client secret", rb"GOCSPX-[\w-]{28}"),
+    ("a Google access token", rb"ya29\.[\w-]{40,}"),
+    ("an Azure storage key", rb"AccountKey=[A-Za-z0-9+/]{86}=="),
+    ("an Azure signature", rb"sig=[A-Za-z0-9%/+]{43,70}(?:%3[Dd]|=)"),
+    ("an Azure client secret", rb"[\w~.][\w~.][\w~.][78]Q~[\w~.-]{31,34}(?![\w~.-])"),
+    ("a Stripe key", rb"[sr]k_live_[A-Za-z0-9]{16,}"),
+    ("a PyPI token", rb"pypi-AgE[\w-]{50,}"),
+    ("an npm token", rb"npm_[A-Za-z0-9]{36}(?!\w)"),
+    ("an npm token", rb"_authToken\s?=\s?\"?[A-Za-z0-9+/=_-]{20,}"),
+    ("a RubyGems token", rb"rubygems_[0-9a-f]{48}"),
+    ("a Databricks token", rb"dapi[0-9a-f]{32}(?!\w)"),
+    ("a DigitalOcean token", rb"dop_v1_[0-9a-f]{64}"),
+    ("a Docker token", rb"dckr_[op]at_[\w-]{27,}"),
+    ("a SendGrid API key", rb"SG\.[\w-]{20,24}\.[\w-]{39,50}(?![\w-])"),
+    ("a Telegram token", rb"\d\d{7,9}:AA[\w-]{33}(?![\w-])"),
+    ("a Vault token", rb"hvs\.[\w-]{80,}"),
+    ("a Terraform token", rb"[A-Za-z0-9][A-Za-z0-9]{13}\.atlasv1\.[\w-]{60,}"),
+    ("a Sentry token", rb"sntry[su]_[A-Za-z0-9+/=_]{60,}"),
+    ("a Grafana token", rb"glsa_[A-Za-z0-9]{32}_[0-9a-f]{8}"),
+    ("a Notion token", rb"ntn_[A-Za-z0-9]{46}(?!\w)"),
+    ("a Linear API key", rb"lin_api_[A-Za-z0-9]{40}(?!\w)"),
+    ("an Alibaba Cloud access key", rb"LTAI[A-Za-z0-9]{20}(?!\w)"),
+    ("a Tencent Cloud secret ID", rb"AKID[A-Za-z0-9]{32}(?!\w)"),
+)
+_PLACEHOLDERS = (
+    *(b"example", b"placeholder", b"changeme", b"dummy", b"your", b"fake", b"redacted"),
+    *(b"xxxx", b"....", b"****", b"00000000", b"1234567890", b"0123456789", b"abcdefgh"),
+    b"eyjzdwiioiixmjm0nty3odkw",  # the sample of jwt.io
+)
+"""Parts of the tokens in manuals, in lower case."""
+_PATTERN = re.compile(
+    rb"\b(?:%b)" % b"|".join([*_KEY_PATTERNS, *(pattern for _, pattern in _TOKEN_PATTERNS)])
+)
+_CERTAIN_VARIABLE = (
     r"(?i)(?:^|_)(?:SECRET|PASSPHRASE|API_?KEY|(?:ACCESS|SECRET|PRIVATE)_KEY)$|(?:PASSWORD|PASSWD)$"
 )
 """Variables whose value is always a secret."""
-_LIKELY_NAME = r"(?i)(?:^|_)(?:TOKEN|CREDENTIALS?)$"
+_LIKELY_VARIABLE = r"(?i)(?:^|_)(?:TOKEN|CREDENTIALS?)$"
 """Variables whose value is a secret unless it is a path or a tokenizer's word, such as <pad>."""
-_MAYBE = r"(?i)TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH"
+_POSSIBLE_VARIABLE = r"(?i)TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH"
 """Variables whose value is a secret if it looks random."""
-_HARMLESS = r"(?i)|true|false|yes|no|on|off|none|null|\d|[$~./].*|[a-z]+://.*"
-_ONE_WORD = r"[\w.+/=~-]{8,}"
-_RANDOM = r"(?=.*\d)(?=.*[A-Za-z])[\w+=~-]{16,}"
-_URL = r"(?i)[a-z][a-z0-9+.-]*://[^/\s:@]*:(?!\$|<|\*)[^/\s@]+@"
-
-_Hits = Iterable[tuple[int, int]]
+_HARMLESS_VALUE = r"(?i)|true|false|yes|no|on|off|none|null|\d|[$~./].*|[a-z]+://.*"
+_SINGLE_WORD = r"[\w.+/=~-]{8,}"
+_RANDOM_WORD = r"(?=.*\d)(?=.*[A-Za-z])[\w+=~-]{16,}"
+_LOGIN_IN_URL = r"(?i)[a-z][a-z0-9+.-]*://[^/\s:@]*:(?!\$|<|\*)[^/\s@]+@"
 
 
 class Secret(NamedTuple):
-    """Something that looks like a secret, at `offset` bytes."""
+    """Something that looks like a secret: its kind, and its line from 1."""
 
-    name: str
-    offset: int
-    start: str = ""
-    """At most four characters with which every token of its kind begins."""
+    kind: str
+    line: int
 
 
 class Scanner:
@@ -70,95 +134,61 @@ class Scanner:
 
     def __init__(self) -> None:
         self.secrets: list[Secret] = []
-        self._rest = b""
-        self._before = 0
-        """Bytes before `_rest`."""
+        self._data = b""
+        """The end of the previous piece."""
         self._done = 0
-        """Bytes of `_rest` that were searched."""
-        self._wide: bool | None = None
+        """Bytes of it that were searched, and are kept for word boundaries."""
+        self._line = 1
 
     @property
-    def private(self) -> bool:
+    def has_key(self) -> bool:
         """Whether a private key was found."""
-        return any(secret.name == KEY for secret in self.secrets)
-
-    def watch(self, pieces: Iterable[bytes], size: int) -> Iterator[bytes]:
-        """The same pieces, `size` bytes in all, searched as they pass."""
-        for piece in pieces:
-            size -= len(piece)
-            self.feed(piece, last=size <= 0)
-            yield piece
+        return any(secret.kind == KEY for secret in self.secrets)
 
     def feed(self, piece: bytes, *, last: bool = True) -> None:
         """Search the next bytes of the file; pieces should be far longer than `_REACH`."""
-        piece = self._narrow(piece)
-        data = self._rest + piece if self._rest else piece
+        data = self._data + piece
         end = len(data) if last else max(len(data) - _REACH, self._done)
-        for index, start in _finder()(data):
-            if self._done <= start < end:
-                self._look(data, index, start)
-        keep = max(end - _BEFORE, 0)
-        self._before, self._rest, self._done = self._before + keep, data[keep:], end - keep
-
-    def lines(self, pieces: Iterable[bytes]) -> dict[Secret, int]:
-        """The line of each secret, from 1. Reads the file again, up to the last of them."""
-        line_by_secret: dict[Secret, int] = {}
-        waiting = sorted(self.secrets, key=lambda secret: -secret.offset)
-        line, before = 1, 0
-        for piece in map(self._narrow, pieces):
-            counted = 0
-            while waiting and waiting[-1].offset < before + len(piece):
-                secret = waiting.pop()
-                line += piece.count(b"\n", counted, secret.offset - before)
-                counted = secret.offset - before
-                line_by_secret[secret] = line
-            if not waiting:
+        counted = self._done
+        for match in _PATTERN.finditer(data, self._done):
+            if match.start() >= end:
                 break
-            line += piece.count(b"\n", counted)
-            before += len(piece)
-        return line_by_secret
-
-    def _narrow(self, piece: bytes) -> bytes:
-        """Text in UTF-16 or UTF-32 without its zero bytes."""
-        if self._wide is None:
-            self._wide = _is_wide(piece)
-        return piece.replace(b"\0", b"") if self._wide else piece
-
-    def _look(self, data: bytes, index: int, start: int) -> None:
-        offset = self._before + start
-        if index < len(KEY_LITERALS):
-            if not self.private and _is_key(data, start):
-                self.secrets.append(Secret(KEY, offset))
-            return
-        if len(self.secrets) > _MOST_TOKENS:
-            return
-        rule = next((rule for rule in _rules()[index] if _is_token(rule, data, start)), None)
-        if rule is not None:
-            shown = "" if _pattern(rule).groups else _literals()[index][:4].decode()
-            self.secrets.append(Secret(rule.name, offset, shown))
+            kind = _kind(match[0])
+            if kind is not None and (kind == KEY or len(self.secrets) < _MAX_TOKENS_IN_FILE):
+                self._line += data.count(b"\n", counted, match.start())
+                counted = match.start()
+                self.secrets.append(Secret(kind, self._line))
+        self._line += data.count(b"\n", counted, end)
+        self._done = min(end, 1)
+        self._data = data[end - self._done :]
 
 
-def private_key(data: bytes) -> bool:
+def _kind(text: bytes) -> str | None:
+    """The kind of secret that a match of `_PATTERN` is; None for a placeholder in a manual."""
+    if any(text.startswith(start) for start in (b"BEGIN ", b"PuTTY-", b"AGE-")):
+        return KEY
+    if any(word in text.lower() for word in _PLACEHOLDERS):
+        return None
+    return next((kind for kind, pattern in _TOKEN_PATTERNS if re.fullmatch(pattern, text)), None)
+
+
+def has_private_key(data: bytes) -> bool:
     """Whether `data` contains a private key."""
     scanner = Scanner()
     scanner.feed(data)
-    return scanner.private
-
-
-def secret(text: str) -> Secret | None:
-    """The first private key or token in a text; None without one."""
-    scanner = Scanner()
-    scanner.feed(text.encode(errors="replace"))
-    return scanner.secrets[0] if scanner.secrets else None
+    return scanner.has_key
 
 
 def check(job: JobSpec, sections: Mapping[str, Any]) -> Iterator[Problem]:
-    """A warning for each plain secret of the job and of its sections, which never quotes it."""
+    """A warning for each plain secret of the job and of its sections, which never quotes it.
+
+    The name of a variable counts too, since all of its value would appear in the plan.
+    """
     for name, value in job.env.items():
-        if not checks.is_secret(value) and (what := _in_variable(name, value)):
+        if not checks.is_secret(value) and (reason := _in_variable(name, value)):
             yield _warning(
                 f"env.{name}",
-                what,
+                reason,
                 f"write secret:env:{name} and set {name} where you submit, or use a store: "
                 "secret:file:PATH, secret:ssm:NAME, secret:secretsmanager:NAME",
             )
@@ -166,175 +196,34 @@ def check(job: JobSpec, sections: Mapping[str, Any]) -> Iterator[Problem]:
     for section, options in sections.items():
         texts += _texts(options, section)
     for path, text in texts:
-        if what := _in_text(text):
+        if reason := _in_text(text):
             hint = "pass it as a variable of `env`, such as TOKEN: secret:env:TOKEN"
-            yield _warning(path, what, hint)
+            yield _warning(path, reason, hint)
 
 
-LinesByFile = Mapping[str, Mapping[Secret, int]]
-"""The secrets of files, each with its line."""
-
-
-def found_in(keys: LinesByFile, tokens: LinesByFile) -> Iterator[Problem]:
-    """A warning for the files with private keys, which stay behind, and those with tokens."""
-    yield from _key_warnings(keys)
-    yield from _token_warnings(tokens)
-
-
-def _key_warnings(lines_by_file: LinesByFile) -> Iterator[Problem]:
-    keys = [
-        f"{path} (line {line})"
-        for path, lines in lines_by_file.items()
-        for secret, line in lines.items()
-        if secret.name == KEY
-    ]
-    if keys:
-        yield Problem(
-            "source",
-            f"left out, because they contain private keys: {', '.join(keys)}",
-            "to include one, add it with a leading ! to .deploykitignore",
-            severity="warning",
-        )
-
-
-def _token_warnings(lines_by_file: LinesByFile) -> Iterator[Problem]:
-    for path, lines in list(lines_by_file.items())[:_MOST_WARNINGS]:
-        for name, start in dict.fromkeys((secret.name, secret.start) for secret in lines):
-            numbers = sorted({line for secret, line in lines.items() if secret.name == name})
-            yield Problem(
-                "source",
-                f"{path}, {_listed(numbers)}: looks like {name}{f' ({start}...)' if start else ''}",
-                "remove it and pass it as a `secret:` of `env`; "
-                f"if it is not a secret, add !/{path} to .deploykitignore",
-                severity="warning",
-            )
-    if len(lines_by_file) > _MOST_WARNINGS:
-        more = f"{len(lines_by_file) - _MOST_WARNINGS} more files seem to contain tokens"
-        yield Problem("source", more, severity="warning")
-
-
-def _listed(lines: list[int]) -> str:
-    if len(lines) == 1:
-        return f"line {lines[0]}"
-    return f"lines {', '.join(map(str, lines[:_MOST_LINES]))}{', ...' * (len(lines) > _MOST_LINES)}"
-
-
-def _is_wide(start: bytes) -> bool:
-    """Whether this may be UTF-16 or UTF-32: it has a byte order mark, or many zero bytes."""
-    first = start[:512]
-    return first.startswith((b"\xff\xfe", b"\xfe\xff")) or first.count(0) > len(first) // 3
-
-
-@functools.cache
-def _literals() -> tuple[bytes, ...]:
-    """The literals of keys, then those of tokens."""
-    return (*KEY_LITERALS, *dict.fromkeys(item for rule in TOKEN_RULES for item in rule.literals))
-
-
-@functools.cache
-def _rules() -> list[list[TokenRule]]:
-    """The rules of each literal."""
-    return [[rule for rule in TOKEN_RULES if item in rule.literals] for item in _literals()]
-
-
-@functools.cache
-def _finder() -> Callable[[bytes], _Hits]:
-    """A function that yields each occurrence of a literal, as its number and its offset."""
-    try:
-        import ahocorasick_rs
-    except ImportError:  # about thirty times slower, but always available
-        pattern = re.compile(b"|".join(b"(%b)" % re.escape(item) for item in _literals()))
-        return lambda data: (
-            ((hit.lastindex or 1) - 1, hit.start()) for hit in pattern.finditer(data)
-        )
-    kind = ahocorasick_rs.MatchKind.LeftmostFirst
-    search = ahocorasick_rs.BytesAhoCorasick(_literals(), matchkind=kind)
-    return lambda data: ((index, start) for index, start, _ in search.find_matches_as_indexes(data))
-
-
-def _is_token(rule: TokenRule, data: bytes, start: int) -> bool:
-    if not rule.pattern.startswith(b"(?<=") and not _pattern(rule).groups and _in_word(data, start):
-        return False
-    hit = _pattern(rule).match(data, start, start + _REACH)
-    if hit is None:
-        return False
-    token = hit[hit.re.groups].lower()
-    return not any(word in token for word in PLACEHOLDERS)
-
-
-def _in_word(data: bytes, start: int) -> bool:
-    """Whether this is inside a word."""
-    before, here = data[max(start - 1, 0) : start], data[start : start + 1]
-    return here.isalnum() and (before.isalnum() or before == b"_")
-
-
-@functools.cache
-def _pattern(rule: TokenRule) -> re.Pattern[bytes]:
-    return re.compile(rule.pattern)
-
-
-def _is_key(data: bytes, start: int) -> bool:
-    near = data[start : start + _REACH]
-    if near.startswith(b"PuTTY"):
-        return b"Private-Lines:" in near
-    if near.startswith(b"AGE"):
-        return re.match(rb"AGE-SECRET-KEY-1[A-Z0-9]{58}", near) is not None
-    if near.startswith(b"LS0t"):
-        return _is_wrapped_key(near)
-    end = re.match(_HEADER_END, near)
-    if end is None or not re.search(_HEADER, data[max(start - _BEFORE, 0) : start]):
-        return False
-    return _has_body(near[end.end() :])
-
-
-def _is_wrapped_key(near: bytes) -> bool:
-    """Whether base64 contains a key's header and body, as in a kubeconfig."""
-    whole = re.match(rb"[A-Za-z0-9+/]+", near)
-    text = base64.b64decode(whole[0][: len(whole[0]) // 4 * 4]) if whole else b""
-    return b"PRIVATE KEY-----" in text[:64] and private_key(text)
-
-
-def _has_body(text: bytes) -> bool:
-    """Whether base64 follows a header, unlike in code that only mentions the header."""
-    if re.match(_NEXT_LINE, text):
-        return True
-    length = 0
-    for number, word in enumerate(_words(text)):
-        if re.fullmatch(_BODY_PART, word):
-            length += len(word)
-        elif number >= _MOST_WORDS:
-            return False
-        if length >= _LEAST_BODY:
-            return True
-    return False
-
-
-def _words(text: bytes) -> Iterator[bytes]:
-    body = re.split(rb"-{4,5} ?END", text, maxsplit=1)[0]
-    return (word for word in re.split(_SEPARATORS, body) if word)
-
-
-def _warning(path: str, what: str, hint: str) -> Problem:
-    message = f"{what}; it would appear in the plan as plain text"
+def _warning(path: str, reason: str, hint: str) -> Problem:
+    message = f"{reason}; it would appear in the plan as plain text"
     return Problem(path, message, hint, severity="warning")
 
 
 def _in_variable(name: str, value: str) -> str | None:
-    if what := _in_text(value):
-        return what
-    if re.fullmatch(_HARMLESS, value):
+    if reason := _in_text(value):
+        return reason
+    if re.fullmatch(_HARMLESS_VALUE, value):
         return None
-    tokenlike = re.search(_LIKELY_NAME, name) and re.fullmatch(_ONE_WORD, value)
-    random = re.search(_MAYBE, name) and re.fullmatch(_RANDOM, value)
-    if re.search(_NAME, name) or tokenlike or random:
+    is_likely = re.search(_LIKELY_VARIABLE, name) and re.fullmatch(_SINGLE_WORD, value)
+    is_random = re.search(_POSSIBLE_VARIABLE, name) and re.fullmatch(_RANDOM_WORD, value)
+    if re.search(_CERTAIN_VARIABLE, name) or is_likely or is_random:
         return "looks like a secret by its name"
     return None
 
 
 def _in_text(text: str) -> str | None:
-    if rule := secret(text):
-        return f"looks like {rule.name}"
-    has_password = "://" in text and re.search(_URL, text)
+    scanner = Scanner()
+    scanner.feed(text.encode(errors="replace"))
+    if scanner.secrets:
+        return f"looks like {scanner.secrets[0].kind}"
+    has_password = "://" in text and re.search(_LOGIN_IN_URL, text)
     return "contains an address with a password" if has_password else None
 
 
@@ -352,3 +241,41 @@ def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
     elif isinstance(value, list | tuple):
         for number, item in enumerate(value):
             yield from _texts(item, f"{path}[{number}]")
+
+
+def warnings(secrets: Mapping[str, list[Secret]], left_out: Sequence[str]) -> Iterator[Problem]:
+    """Warnings about the secrets in files, by path: those with private keys were `left_out`."""
+    if left_out:
+        lines = [
+            f"{path} (line {secret.line})"
+            for path in left_out
+            for secret in secrets[path]
+            if secret.kind == KEY
+        ]
+        yield Problem(
+            "source",
+            f"left out, because they contain private keys: {', '.join(lines)}",
+            "to include one, add it with a leading ! to .deploykitignore",
+            severity="warning",
+        )
+    paths = [path for path in secrets if path not in left_out]
+    for path in paths[:_MAX_WARNINGS]:
+        for kind in dict.fromkeys(secret.kind for secret in secrets[path]):
+            lines_of_kind = sorted({s.line for s in secrets[path] if s.kind == kind})
+            yield Problem(
+                "source",
+                f"{path}, {_lines(lines_of_kind)}: looks like {kind}",
+                "remove it and pass it as a `secret:` of `env`; "
+                f"if it is not a secret, add !/{path} to .deploykitignore",
+                severity="warning",
+            )
+    if len(paths) > _MAX_WARNINGS:
+        more = f"{len(paths) - _MAX_WARNINGS} more files seem to contain tokens"
+        yield Problem("source", more, severity="warning")
+
+
+def _lines(lines: list[int]) -> str:
+    if len(lines) == 1:
+        return f"line {lines[0]}"
+    shown = ", ".join(map(str, lines[:_MAX_LINES_IN_WARNING]))
+    return f"lines {shown}{', ...' if len(lines) > _MAX_LINES_IN_WARNING else ''}"

@@ -7,19 +7,20 @@ decides last: ``!.env`` in it lets that file travel.
 
 from __future__ import annotations
 
+import fnmatch
+import io
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, Any
+
+from pathspec import GitIgnoreSpec
 
 from deploykit.job.model import Entry, Problem
 from deploykit.lib import paths
 from deploykit.lib.errors import JobFileError, TryAgain
-from deploykit.lib.paths import OpenFolder
-
-if TYPE_CHECKING:
-    import re
 
 SECRETS = (
     *(".env", ".env.*", ".envrc", "!.env.example", "!.env.sample", "!.env.template", "!.env.dist"),
@@ -41,60 +42,8 @@ _CLUTTER = (
 )
 _ENVIRONMENT = frozenset({"pyvenv.cfg", "conda-meta"})
 """What the folder of a virtual environment, or of one of conda's, contains."""
-_SPECIAL = frozenset("!/?[\\")
-"""Characters with a meaning in an ignore file, beside ``*`` and a slash at the end."""
-_LARGEST = 1 << 20
-"""Bytes of an ignore file."""
-_PIECE = 1 << 20
-"""Bytes that are read at once."""
-
-
-class _Names:
-    """Patterns of names, in which one ``*`` may stand for any characters."""
-
-    def __init__(self, patterns: Iterable[str]) -> None:
-        parts = [pattern.partition("*") for pattern in patterns]
-        self._whole = {head for head, star, _ in parts if not star}
-        self._heads = tuple(head for head, star, tail in parts if star and not tail)
-        self._tails = tuple(tail for head, star, tail in parts if star and not head)
-        self._ends = [(head, tail) for head, _, tail in parts if head and tail]
-
-    def __contains__(self, name: str) -> bool:
-        if name in self._whole or name.startswith(self._heads) or name.endswith(self._tails):
-            return True
-        return bool(self._ends) and any(
-            name.startswith(head) and name.endswith(tail) and len(name) >= len(head) + len(tail)
-            for head, tail in self._ends
-        )
-
-
-class _Patterns:
-    """Patterns of files and folders in any folder; of folders only with a slash at the end."""
-
-    def __init__(self, patterns: Iterable[str]) -> None:
-        patterns = list(patterns)
-        self._folders = _Names(pattern.removesuffix("/") for pattern in patterns)
-        self._files = _Names(pattern for pattern in patterns if not pattern.endswith("/"))
-
-    def match(self, name: str, *, is_folder: bool) -> bool:
-        """Whether a file or folder of this name matches."""
-        return name in (self._folders if is_folder else self._files)
-
-    def decide(self, path: str) -> bool | None:
-        """True where a part of `path`, a folder if a slash ends it, matches; None otherwise."""
-        *folders, file = path.split("/")
-        matched = file in self._files or any(folder in self._folders for folder in folders)
-        return matched or None
-
-    def decide_itself(self, path: str) -> bool | None:
-        """The same of the last part alone."""
-        name = path.removesuffix("/").rpartition("/")[2]
-        return self.match(name, is_folder=path.endswith("/")) or None
-
-
-_DEFAULT = _Patterns(pattern for pattern in [*SECRETS, *_CLUTTER] if not pattern.startswith("!"))
-_NOT_DEFAULT = _Patterns(pattern[1:] for pattern in SECRETS if pattern.startswith("!"))
-_ALWAYS = _Patterns([".git", ".deploykit/"])
+_MAX_IGNORE_FILE = 1 << 20
+"""Bytes."""
 
 _Decide = Callable[[str], bool | None]
 """The decision of an ignore file about a path in its folder; None where no pattern matches.
@@ -102,6 +51,19 @@ _Decide = Callable[[str], bool | None]
 git's files decide about a file or folder alone: what is in an ignored folder is never asked for. A
 ``.deploykitignore`` decides about all that is in a folder too.
 """
+
+
+def _names(patterns: Iterable[str], *, folders: bool) -> re.Pattern[str]:
+    """A regex of the names that the patterns mean; those with a slash at the end mean folders."""
+    chosen = (p.removesuffix("/") for p in patterns if folders or not p.endswith("/"))
+    return re.compile("|".join(map(fnmatch.translate, chosen)))
+
+
+_LEFT_OUT = [pattern for pattern in (*SECRETS, *_CLUTTER) if not pattern.startswith("!")]
+_DEFAULT = {is_folder: _names(_LEFT_OUT, folders=is_folder) for is_folder in (False, True)}
+_NOT_DEFAULT = _names([p[1:] for p in SECRETS if p.startswith("!")], folders=False)
+_ALWAYS = {False: {".git"}, True: {".git", ".deploykit"}}
+"""Names of files and of folders that nothing can include."""
 
 
 class IgnoreRules:
@@ -130,14 +92,13 @@ class IgnoreRules:
     def ignored(self, path: str, *, is_folder: bool) -> bool:
         """Whether `path`, relative to the source folder, is left out."""
         last = path.rpartition("/")[2].lower()
-        if _ALWAYS.match(last, is_folder=is_folder):
+        if last in _ALWAYS[is_folder]:
             return True
         name = f"{path}/" if is_folder else path
         explicit = _decision(self._explicit, name)
         if explicit is not None:
             return explicit
-        kept = _NOT_DEFAULT.match(last, is_folder=is_folder)
-        if not kept and _DEFAULT.match(last, is_folder=is_folder):
+        if _DEFAULT[is_folder].match(last) and not _NOT_DEFAULT.match(last):
             return True
         git = _decision(self._git, name)
         return self._hidden or bool(_decision_above(self._above, name) if git is None else git)
@@ -221,38 +182,16 @@ def _left_out(source: Path, folder: str) -> Problem:
     )
 
 
-def opened(source: Path) -> OpenFolder:
-    """The source folder, for `pieces`. Raises TryAgain where it no longer exists."""
+def opened(source: Path, entry: Entry) -> IO[bytes]:
+    """The content of a file that `walk` found. Raises TryAgain, JobFileError where it is lost."""
+    if entry.content is not None:
+        return io.BytesIO(entry.content)
     try:
-        return OpenFolder(source)
-    except OSError as error:
-        raise changed(str(source)) from error
-
-
-def pieces(top: OpenFolder, entry: Entry) -> Iterator[bytes]:
-    """The content of a file that `walk` found, in pieces of at most 1 MiB.
-
-    Raises TryAgain where it has changed, JobFileError where it cannot be read.
-    """
-    left = entry.size
-    try:
-        descriptor = top.descriptor(entry.path)
-        try:
-            while piece := os.read(descriptor, wanted := min(left + 1, _PIECE)):
-                left -= len(piece)
-                if left < 0:
-                    break
-                yield piece
-                if left == 0 and len(piece) < wanted:  # nothing more was there
-                    break
-        finally:
-            os.close(descriptor)
+        return paths.open_regular(source / entry.path)
     except PermissionError as error:
         raise JobFileError("the source folder", [_unreadable(entry.path, error)]) from error
     except OSError as error:
         raise changed(entry.path) from error
-    if left:
-        raise changed(entry.path)
 
 
 def changed(path: str) -> TryAgain:
@@ -339,53 +278,43 @@ def _read(path: Path, *, itself: bool) -> _Decide | None:
     `itself`: about a path alone, whatever it decides about the folders above it.
     """
     try:
-        content = paths.read_regular(path, _LARGEST)
+        content = paths.read_regular(path, _MAX_IGNORE_FILE)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
     text = content.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
-    lines = [line.removesuffix("\r") for line in text.split("\n")]
-    patterns = [line.rstrip(" ") for line in lines if line.strip(" ") and line[0] != "#"]
+    spec = _spec([line.removesuffix("\r") for line in text.split("\n")])
+    patterns = [pattern for pattern in spec.patterns if pattern.include is not None]
     if not patterns:
         return None
-    if all(map(_is_name, patterns)):
-        named = _Patterns(patterns)
-        return named.decide_itself if itself else named.decide
-    return _by_pathspec(lines, itself=itself)
-
-
-def _is_name(pattern: str) -> bool:
-    """Whether this is a pattern of names for git too, with at most one ``*``."""
-    name = pattern.removesuffix("/")
-    return name != "" and name.count("*") <= 1 and _SPECIAL.isdisjoint(name)
-
-
-def _by_pathspec(lines: list[str], *, itself: bool) -> _Decide:
-    """The decisions of patterns of any kind."""
-    import re
-
-    from pathspec import GitIgnoreSpec  # takes 25 ms
-
-    def is_pattern(line: str) -> bool:
-        try:
-            return bool(GitIgnoreSpec.from_lines([line]))
-        except (ValueError, re.error):
-            return False
-
-    try:
-        spec = GitIgnoreSpec.from_lines(lines)
-    except (ValueError, re.error):  # git skips an invalid pattern
-        spec = GitIgnoreSpec.from_lines(filter(is_pattern, lines))
     if not itself:
         return lambda path: spec.check_file(path).include
-    patterns: list[Any] = [one for one in spec.patterns if one.include is not None]
+    last_first: list[tuple[re.Pattern[str], bool]] = [
+        (pattern.regex, pattern.include) for pattern in reversed(patterns)
+    ]
 
     def decide(path: str) -> bool | None:
-        matching = (
-            one for one in reversed(patterns) if any(map(_is_whole, one.regex.finditer(path)))
-        )
-        return next((one.include for one in matching), None)
+        for regex, include in last_first:
+            match = regex.search(path)
+            if match and _is_whole(match):
+                return include
+        return None
 
     return decide
+
+
+def _spec(lines: list[str]) -> Any:
+    """The patterns of an ignore file; like git, it skips invalid ones."""
+    try:
+        return GitIgnoreSpec.from_lines(lines)
+    except (ValueError, re.error):
+        return GitIgnoreSpec.from_lines(filter(_is_pattern, lines))
+
+
+def _is_pattern(line: str) -> bool:
+    try:
+        return bool(GitIgnoreSpec.from_lines([line]))
+    except (ValueError, re.error):
+        return False
 
 
 def _is_whole(match: re.Match[str]) -> bool:

@@ -482,9 +482,7 @@ class Bundle(NamedTuple):
     state: str = ""
     """Hash of the names and stat data of its files; empty if a file has just changed."""
     content_warnings: tuple[Problem, ...] = ()
-    """Warnings about the content of its files."""
-    archive: Path | None = None
-    """Where it was packed while it was read; None if not packed yet, or already stored."""
+    """The warnings about the content of its files."""
 
     @property
     def size(self) -> int:

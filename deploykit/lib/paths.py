@@ -1,9 +1,8 @@
-"""Files: where deploykit keeps them, closed to other users, and opened without following links.
+"""Files: where deploykit keeps them, closed to other users, and how they are opened.
 
 A state folder holds what runs as its owner: sources, scripts, pickled functions. So everything in
-it is made here, with mode 0700 or 0600 whatever the umask. A source folder and its ``.git`` may be
-another user's work: a link in it could name any file of this user, and a named pipe would block
-its reader, so its files are read through `OpenFolder`.
+it is made here, with mode 0700 or 0600 whatever the umask. A log or record may turn out to be a
+named pipe, whose reader would wait without end, so these are opened here too.
 """
 
 from __future__ import annotations
@@ -12,13 +11,12 @@ import contextlib
 import errno
 import fcntl
 import io
+import logging
 import os
-import shlex
 import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
 
 from deploykit.lib.errors import CannotWrite, TryAgain, UsageError
 
@@ -28,10 +26,7 @@ HINT = "set DEPLOYKIT_HOME to a folder of your own, on a disk with free space"
 LOCK = "submitting"
 """In a run folder: the file that is locked while the run is submitted."""
 _OTHERS = 0o077
-_WRITABLE = 0o022
-"""By others than the owner."""
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+"""The permissions of others than the owner."""
 
 
 def shipped(folder: str) -> Path:
@@ -122,15 +117,19 @@ def left_out() -> Path:
 def private_folder(path: Path) -> Path:
     """Create a folder, and each level of it below `state`; narrow one that others may enter.
 
-    Logs a warning for each that was narrowed. Raises CannotWrite where one cannot be made, or
-    belongs to another user, who could put there what runs as this one.
+    Logs a warning for each that was narrowed. Raises CannotWrite where one cannot be made or
+    narrowed.
     """
     top = state()
     levels = [level for level in path.parents if level == top or top in level.parents]
     for level in (*reversed(levels), path):
         try:
             make_folder(level)
-            _require_own(level)
+            mode = stat.S_IMODE(level.stat().st_mode)
+            if mode & _OTHERS:
+                level.chmod(0o700)
+                was = f"{level} was open to other users (mode {mode:04o})"
+                logging.getLogger(__name__).warning("warning: %s; its mode is now 0700", was)
         except OSError as error:
             message = f"the folder {level} cannot be used: {error.strerror}"
             raise CannotWrite(message, hint=HINT) from error
@@ -145,15 +144,6 @@ def is_private_folder(path: Path) -> bool:
         return False
     closed = info.st_uid == os.getuid() and not info.st_mode & _OTHERS
     return closed and stat.S_ISDIR(info.st_mode)
-
-
-def is_own_file(path: Path) -> bool:
-    """Whether this is a regular file that belongs to the user."""
-    try:
-        info = path.lstat()
-    except OSError:
-        return False
-    return info.st_uid == os.getuid() and stat.S_ISREG(info.st_mode)
 
 
 def make_folder(path: Path) -> None:
@@ -212,117 +202,20 @@ def make_private(path: Path) -> None:
     path.chmod(stat.S_IMODE(path.stat().st_mode) & ~_OTHERS)
 
 
-def _require_own(path: Path) -> None:
-    own, info, link = os.getuid(), path.stat(), path.lstat()
-    if info.st_uid != own or link.st_uid not in (own, 0):  # a link may be the administrator's
-        owner = info.st_uid if info.st_uid != own else link.st_uid
-        raise CannotWrite(
-            f"{path} belongs to another user (uid {owner}), who could change what runs as you",
-            hint=HINT,
-        )
-    if info.st_mode & _OTHERS:
-        import logging  # rarely needed
+def open_regular(path: Path | str, *, follow: bool = False) -> io.FileIO:
+    """A regular file, opened for reading; one behind a link only with `follow`.
 
-        path.chmod(0o700)
-        was = f"{path} was open to other users (mode {stat.S_IMODE(info.st_mode):04o})"
-        logging.getLogger(__name__).warning("warning: %s; its mode is now 0700", was)
-
-
-class NotOwn(OSError):
-    """A file that another user can change. `hint` is the command that prevents it."""
-
-    hint: str | None = None
-
-
-class NotRegular(OSError):
-    """A link or a special file where a regular file was expected."""
-
-
-class OpenFolder:
-    """A folder held open, so that it stays the same one whatever happens to its path.
-
-    It opens regular files below it, follows no link and waits for no pipe.
+    Raises OSError, also for a pipe or a device, which is not waited for.
     """
-
-    def __init__(self, path: Path) -> None:
-        self._top = os.open(path, _FOLDER)
-        self._below: tuple[str, int] = ("", self._top)
-        """The folder that was used last: files come folder by folder."""
-
-    def close(self) -> None:
-        """Close its descriptors."""
-        self._close_below()
-        os.close(self._top)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def open(self, path: str) -> io.FileIO:
-        """The regular file `path`, relative, with forward slashes.
-
-        Raises NotRegular, or another OSError, also where a folder on the way is a link.
-        """
-        return io.FileIO(self.descriptor(path))
-
-    def descriptor(self, path: str) -> int:
-        """The same as a descriptor, which the caller closes: faster for many small files."""
-        folder, _, name = path.rpartition("/")
-        try:
-            descriptor = os.open(name, _FILE, dir_fd=self._enter(folder))
-        except OSError as error:
-            if error.errno in {errno.ELOOP, errno.ENXIO}:  # a link; a socket or device
-                raise NotRegular(error.errno, "is not a regular file", path) from error
-            raise
-        _require_regular(descriptor, path)
-        return descriptor
-
-    def target(self, path: str) -> str:
-        """What the link `path` points to, as it is written. Raises OSError where it is none."""
-        folder, _, name = path.rpartition("/")
-        return os.readlink(name, dir_fd=self._enter(folder))
-
-    def remove(self, path: str) -> None:
-        """Remove the file or link `path`."""
-        folder, _, name = path.rpartition("/")
-        os.unlink(name, dir_fd=self._enter(folder))
-
-    def _enter(self, folder: str) -> int:
-        if folder != self._below[0]:
-            self._close_below()
-            if folder:
-                self._below = (folder, self._descend(folder))
-        return self._below[1]
-
-    def _descend(self, folder: str) -> int:
-        here = self._top
-        for part in folder.split("/"):
-            try:
-                deeper = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=here)
-            finally:
-                if here != self._top:
-                    os.close(here)
-            here = deeper
-        return here
-
-    def _close_below(self) -> None:
-        if self._below[1] != self._top:
-            os.close(self._below[1])
-            self._below = ("", self._top)
-
-
-def read_below(folder: Path, path: str, limit: int) -> bytes | None:
-    """The bytes of a regular file below `folder`; None where there is none, or one over `limit`."""
-    with contextlib.suppress(OSError, ValueError), OpenFolder(folder) as top, top.open(path) as f:
-        return _all(f, limit)
-    return None
-
-
-def open_regular(path: Path) -> io.FileIO:
-    """A regular file, opened for reading without following a link. Raises OSError."""
-    return _regular(os.open(path, _FILE), str(path))
+    nofollow = 0 if follow else os.O_NOFOLLOW
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | nofollow)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return io.FileIO(descriptor)
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "is not a regular file", str(path))
 
 
 def read_regular(path: Path | str, limit: int) -> bytes:
@@ -330,54 +223,17 @@ def read_regular(path: Path | str, limit: int) -> bytes:
 
     Raises OSError, also where it is larger than `limit` bytes.
     """
-    with _regular(os.open(path, _FILE & ~os.O_NOFOLLOW), str(path)) as file:
-        return _all(file, limit)
+    with open_regular(path, follow=True) as file:
+        if os.fstat(file.fileno()).st_size > limit:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+        return file.readall()
 
 
-def read_own(path: Path, limit: int) -> bytes:
-    """The bytes of a regular file that no other user can change, nor put another in its place.
-
-    Raises NotOwn where one can, or another OSError.
-    """
-    with _regular(os.open(path, _FILE & ~os.O_NOFOLLOW), str(path)) as file:
-        for checked, info in ((path, os.fstat(file.fileno())), (path.parent, path.parent.stat())):
-            _require_unchangeable(checked, info)
-        return _all(file, limit)
-
-
-def _require_unchangeable(path: Path, info: os.stat_result) -> None:
-    if info.st_uid not in {os.getuid(), 0}:
-        raise NotOwn(f"{path} belongs to another user (uid {info.st_uid}), who could change it")
-    if info.st_mode & _WRITABLE:
-        error = NotOwn(f"other users can change {path} (mode {stat.S_IMODE(info.st_mode):04o})")
-        error.hint = f"chmod go-w {shlex.quote(str(path))}"
-        raise error
-
-
-def _regular(descriptor: int, path: str) -> io.FileIO:
-    _require_regular(descriptor, path)
-    return io.FileIO(descriptor)
-
-
-def _require_regular(descriptor: int, path: str) -> None:
-    """Close what is not a regular file, and raise."""
-    mode = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(mode):
-        return
-    os.close(descriptor)
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    raise NotRegular(errno.EINVAL, "is not a regular file", path)
-
-
-def _all(file: io.FileIO, limit: int) -> bytes:
-    pieces, left = [], limit
-    while piece := file.read(min(left + 1, 1 << 20)):
-        left -= len(piece)
-        if left < 0:
-            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-        pieces.append(piece)
-    return b"".join(pieces)
+def read_below(folder: Path, path: str, limit: int) -> bytes | None:
+    """The bytes of a regular file below `folder`; None where there is none, or one over `limit`."""
+    with contextlib.suppress(OSError, ValueError):
+        return read_regular(folder / path, limit)
+    return None
 
 
 def is_address(location: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 Show = Callable[[str, int, int], None]
 """Called with what is done (``packing``), and the bytes so far and in all."""
@@ -19,17 +19,3 @@ def shown_by(chosen: Show) -> Iterator[None]:
         yield
     finally:
         show = None
-
-
-def counter(what: str, total: int, tell: Show) -> Callable[[Iterable[bytes]], Iterator[bytes]]:
-    """What passes pieces of bytes on and tells how many there were; `total` is for all calls."""
-    done = 0
-
-    def count(pieces: Iterable[bytes]) -> Iterator[bytes]:
-        nonlocal done
-        for piece in pieces:
-            yield piece
-            done += len(piece)
-            tell(what, done, total)
-
-    return count

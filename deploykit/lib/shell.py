@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import selectors
 import shlex
+import shutil
+import socket
+import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple, NoReturn, cast
+from typing import IO, NamedTuple, NoReturn, cast
 
+from deploykit.lib import paths, progress
 from deploykit.lib.errors import BackendUnavailable
 
-if TYPE_CHECKING:
-    import socket
-    from subprocess import Popen
-
-_MOST = 256 << 20
+_MAX_OUTPUT = 256 << 20
 """Bytes that a program may print: `scontrol show job` of 100,000 jobs is 150 MB."""
 _PIECE = 1 << 16
 
@@ -57,8 +59,6 @@ def raw(
     data: bytes | None = None,
 ) -> tuple[int, bytes, str]:
     """The same, with its output as bytes, and `data` as its standard input."""
-    import subprocess  # not needed for a dry run
-
     _require(argv[0], env.get("PATH") if env else None)
     pipe = subprocess.PIPE
     process = subprocess.Popen(
@@ -78,7 +78,9 @@ def raw(
                 f"{argv[0]} timed out after {timeout:g} s", hint="try again later"
             ) from error
         except OverflowError as error:
-            raise BackendUnavailable(f"{argv[0]} printed more than {_MOST >> 20} MiB") from error
+            raise BackendUnavailable(
+                f"{argv[0]} printed more than {_MAX_OUTPUT >> 20} MiB"
+            ) from error
         finally:
             process.kill()  # no effect on one that has ended
     return code, bytes(out), err.decode(errors="replace")
@@ -86,8 +88,6 @@ def raw(
 
 def _require(program: str, path: str | None) -> None:
     """Raise BackendUnavailable where a program is not on `path`, by default the process's."""
-    import shutil
-
     if shutil.which(program, path=path) is None:
         raise BackendUnavailable(
             f"the program {program!r} is not on PATH", hint=f"install {program}, or fix PATH"
@@ -100,16 +100,13 @@ def serve(argv: Sequence[str], connection: socket.socket, begin: bytes) -> None:
     What it prints before `begin` is left out: login nodes greet their users. What it complains of
     goes to this process's standard error.
     """
-    import subprocess
-    import threading
-
     _require(argv[0], None)
     process = subprocess.Popen(list(argv), stdin=connection.fileno(), stdout=subprocess.PIPE)
-    words = (process, connection.dup(), begin)
-    threading.Thread(target=_pass_on, args=words, daemon=True).start()
+    arguments = (process, connection.dup(), begin)
+    threading.Thread(target=_pass_on, args=arguments, daemon=True).start()
 
 
-def _pass_on(process: Popen[bytes], connection: socket.socket, begin: bytes) -> None:
+def _pass_on(process: subprocess.Popen[bytes], connection: socket.socket, begin: bytes) -> None:
     """Send what a program prints, from `begin` on, until it exits or the connection closes."""
     held = b""
     with process, connection, cast("IO[bytes]", process.stdout) as printed:
@@ -147,10 +144,6 @@ def command(*words: str | Path) -> str:
 
 def detach(argv: Sequence[str], log: Path) -> None:
     """Start a program that outlives this one; what it prints goes to the file `log`."""
-    import subprocess
-
-    from deploykit.lib import paths
-
     with open(log, "a", encoding="utf-8", opener=paths.private_opener) as file:
         subprocess.run(
             ["sh", "-c", '"$@" &', "sh", *argv],  # its parent is then none of ours
@@ -162,15 +155,13 @@ def detach(argv: Sequence[str], log: Path) -> None:
         )
 
 
-def _talk(process: Popen[bytes], data: bytes, deadline: float) -> tuple[bytearray, bytearray]:
+def _talk(
+    process: subprocess.Popen[bytes], data: bytes, deadline: float
+) -> tuple[bytearray, bytearray]:
     """Write `data` to a program, and read what it prints until it closes both streams.
 
-    Raises TimeoutError after the deadline, OverflowError for more than `_MOST` bytes.
+    Raises TimeoutError after the deadline, OverflowError for more than `_MAX_OUTPUT` bytes.
     """
-    import selectors
-
-    from deploykit.lib import progress
-
     streams = {process.stdout: bytearray(), process.stderr: bytearray()}
     rest = memoryview(data)
     with selectors.DefaultSelector() as watch:
@@ -210,6 +201,6 @@ def _taken(stream: IO[bytes], kept: bytearray) -> bool:
     """Append what a program has printed to `kept`; return whether there may be more."""
     piece = os.read(stream.fileno(), _PIECE)
     kept += piece
-    if len(kept) > _MOST:
+    if len(kept) > _MAX_OUTPUT:
         raise OverflowError
     return bool(piece)

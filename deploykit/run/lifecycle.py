@@ -161,16 +161,12 @@ def _offers(engine: Backend, capability: str) -> bool:
     return isinstance(engine, getattr(capabilities, capability))
 
 
-def examine(file: JobFile, *, pack: bool = False) -> tuple[list[Problem], Bundle | None]:
-    """Every problem of a job on the backends of its sections, and its bundle if it has one.
-
-    A job with errors is not packed.
-    """
+def examine(file: JobFile) -> tuple[list[Problem], Bundle | None]:
+    """Every problem of a job on the backends of its sections, and its bundle if it has one."""
     all_problems = [problem for name in file.sections for problem in problems(file, name)]
     all_problems += secret_scan.check(file.job, file.sections)
-    pack = pack and all(problem.severity != "error" for problem in all_problems)
     try:
-        packed = bundle.scan(Path(file.job.source), file.job.max_bundle, pack=pack)
+        packed = bundle.scan(Path(file.job.source), file.job.max_bundle)
     except JobFileError as error:
         return [*all_problems, *error.problems], None
     return [*all_problems, *packed.warnings], packed
@@ -226,16 +222,18 @@ def prepare(  # noqa: PLR0913 - as submit
 ) -> Prepared:
     """Everything up to the plan, for the backend `name`, or else the one that the job names.
 
-    Only reads files, unless `pack` says that the plan will be sent: then the source is packed as it
-    is read, and the target is asked whether nodes to exclude still exist. Raises JobFileError with
-    every problem.
+    Only reads files, unless `pack` says that the plan will be sent: then the source is packed, and
+    the target is asked whether nodes to exclude still exist. Raises JobFileError with every
+    problem.
     """
     draft = with_defaults(read(job, overrides))
     name = name or _chosen(draft.data)
     file = _load(draft, [name], arguments)
-    all_problems, packed = examine(file, pack=pack)
+    all_problems, packed = examine(file)
     warnings = file.raise_on(all_problems)
     assert packed is not None  # noqa: S101 - for mypy: else there was an error
+    if pack:  # before there is a run, which a full disk would leave half submitted
+        bundle.store(packed)
     identity = registry.checked_id(run) if run else registry.new_id(file.job.name)
     warnings += _shared_checkpoints(file.job, identity, ask=pack)
     plan = backend.find(name).plan(file.job, file.sections[name], run=identity, bundle=packed)
@@ -325,12 +323,12 @@ class SourceRecord(NamedTuple):
 
 def source_record(bundled: Bundle) -> SourceRecord:
     """The record of a bundle, which is stored for it: the same for all runs of the bundle."""
-    archive = bundle.store(bundled)
+    bundle.store(bundled)
     known: dict[str, Any] = {"bundle": bundled.hash, "commit": bundled.commit}
     patch = None
     if bundled.commit is not None:
         try:
-            changes = revision.patch(bundled, archive)
+            changes = revision.patch(bundled)
         except DeploykitError as error:
             known["uncommitted"] = f"not recorded: {error}"
         else:

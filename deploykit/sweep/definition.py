@@ -39,7 +39,7 @@ class Defined(NamedTuple):
 
 
 def define(file: SweepFile, request: Request) -> Defined:
-    """The sweep of a file, which is not kept yet; its source is packed as it is read.
+    """The sweep of a file, which is not kept yet.
 
     Raises NotFound, UsageError, or JobFileError with every problem of the job, or else of both.
     """

@@ -1,11 +1,10 @@
-"""Ignore files mean what git says they mean, with patterns of names and with any others."""
+"""Ignore files mean what git says they mean."""
 
 from __future__ import annotations
 
 import subprocess
 import tempfile
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -84,24 +83,8 @@ examples = settings(max_examples=60, deadline=None, suppress_health_check=list(H
 
 @pytest.mark.slow
 @examples
-@given(TREES, files_of(SIMPLE, st.just("a\t")))
-def test_patterns_of_names_mean_what_git_says_without_pathspec(tree, files):
-    with mock.patch.object(source_tree, "_by_pathspec", side_effect=AssertionError):
-        assert_as_git(tree, files)
-
-
-@pytest.mark.slow
-@examples
-@given(TREES, files_of(SIMPLE))
-def test_patterns_of_names_mean_the_same_to_pathspec(tree, files):
-    with mock.patch.object(source_tree, "_is_name", return_value=False):
-        assert_as_git(tree, files)
-
-
-@pytest.mark.slow
-@examples
 @given(TREES, files_of(SIMPLE, OTHERS))
-def test_other_patterns_among_them_mean_what_git_says(tree, files):
+def test_patterns_mean_what_git_says(tree, files):
     assert_as_git(tree, files)
 
 
@@ -109,11 +92,3 @@ def test_a_folder_that_is_included_does_not_include_what_another_pattern_ignores
     """`!b/` is about the folder `b` alone; `a` ignores `a/b/a`."""
     assert_as_git({"a/b/a/x", "a/b/y"}, {"a": ["a", "!b/"]})
     assert_as_git({"a/b/x"}, {"": ["a", "!b"], "a": ["!b/"]})
-
-
-@pytest.mark.parametrize("line", ["!a", "/a", "a/b", "**", "a*b*c", "[a]", "a?", "\\!a", "/", "//"])
-def test_any_other_pattern_is_left_to_pathspec(tmp_path, line):
-    (tmp_path / ".gitignore").write_text(f"b\n{line}\n")
-    with mock.patch.object(source_tree, "_by_pathspec") as by_pathspec:
-        source_tree.IgnoreRules(tmp_path).enter("")
-    by_pathspec.assert_called_once()

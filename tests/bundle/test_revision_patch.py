@@ -1,4 +1,4 @@
-"""`uncommitted.diff`: commit and patch give the bundle, and git runs no configured program."""
+"""`uncommitted.diff`: commit and patch give the bundle."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from deploykit.backends import base as backend
 from deploykit.bundle import archive as bundle
-from deploykit.bundle import node_plane
+from deploykit.bundle import node_plane, revision
 from deploykit.job.model import JobSpec, Plan
 from deploykit.lib import paths
 from deploykit.run import lifecycle
@@ -51,6 +51,11 @@ def recorded(source):
     plan = Plan("local", "here", "one", "", "sh", JobSpec("x", None, None), options, scanned)
     lifecycle.record(plan, folder, None)
     return folder
+
+
+def uncommitted(source):
+    """Why the changes of `source` were not recorded."""
+    return json.loads((recorded(source) / "source.json").read_text())["uncommitted"]
 
 
 def content(folder):
@@ -117,16 +122,6 @@ def test_nothing_changed_is_an_empty_patch(repo, tmp_path):
     assert assert_commit_and_patch_are_the_bundle(repo, tmp_path) == b""
 
 
-def test_a_further_work_tree_and_attributes_make_no_difference(repo, tmp_path):
-    (repo / ".gitattributes").write_text("* text=auto eol=crlf\n")
-    git(repo, "add", ".gitattributes")
-    git(repo, "commit", "-q", "-m", "attributes")
-    git(repo, "worktree", "add", "-q", "--no-checkout", str(tmp_path / "tree"), "-b", "w")
-    tree(tmp_path / "tree", {"train.py": "one\r\ntwo\r\n"})
-    patch = (recorded(tmp_path / "tree") / "uncommitted.diff").read_bytes()
-    assert b"+one\r\n+two\r\n" in patch
-
-
 def test_a_repository_with_sha256(tmp_path):
     folder = tree(tmp_path / "repo", {"train.py": "one\n"})
     git(folder, "init", "-q", "--object-format=sha256")
@@ -172,17 +167,6 @@ def test_a_key_that_was_committed_and_taken_out_is_named_but_not_shown(repo):
     assert json.loads((folder / "source.json").read_text())["left_out"] == ["settings.py"]
 
 
-def test_a_file_of_git_lfs_is_unchanged(repo):
-    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 5\n"
-    digest = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
-    tree(repo, {"same.bin": pointer.format(digest), "other.bin": pointer.format("0" * 64)})
-    save(repo)
-    tree(repo, {"same.bin": "hello", "other.bin": "hello"})
-    patch = (recorded(repo) / "uncommitted.diff").read_bytes()
-    assert b"other.bin" in patch
-    assert b"same.bin" not in patch
-
-
 def test_a_submodule_does_not_break_the_patch(repo, tmp_path):
     lib = tree(tmp_path / "lib", {"lib.py": "l"})
     git(lib, "init", "-q")
@@ -203,160 +187,65 @@ def test_without_git_the_run_says_that_nothing_was_recorded(repo, monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     folder = recorded(repo)
     assert not (folder / "uncommitted.diff").exists()
-    record = json.loads((folder / "source.json").read_text())
-    assert "the program 'git' is not on PATH" in record["uncommitted"]
+    assert "the program 'git' is not on PATH" in uncommitted(repo)
 
 
 def test_a_commit_whose_objects_are_missing_is_no_obstacle(repo):
     for path in (repo / ".git/objects").rglob("*"):
         if path.is_file():
             path.unlink()
-    folder = recorded(repo)
-    assert (
-        "not recorded: git ls-tree"
-        in json.loads((folder / "source.json").read_text())["uncommitted"]
-    )
+    assert "not recorded: git ls-tree" in uncommitted(repo)
 
 
-KEYS = {
-    **dict.fromkeys(
-        [
-            *("diff.external", "core.fsmonitor", "core.pager", "pager.diff", "pager.diff-tree"),
-            *("core.editor", "sequence.editor", "core.sshCommand", "core.askPass", "core.gitProxy"),
-            *("core.alternateRefsCommand", "credential.helper", "uploadpack.packObjectsHook"),
-            *("gpg.program", "gpg.ssh.program", "gpg.ssh.defaultKeyCommand", "gpg.x509.program"),
-            *("interactive.diffFilter", "diff.evil.command", "diff.evil.textconv"),
-            *("difftool.evil.cmd", "mergetool.evil.cmd", "merge.evil.driver", "browser.evil.cmd"),
-            *("filter.evil.clean", "filter.evil.smudge", "filter.evil.process"),
-            *("trailer.evil.command", "trailer.evil.cmd", "web.browser", "man.evil.cmd"),
-            *("remote.origin.uploadpack", "remote.origin.vcs", "sendemail.sendmailCmd"),
-            *("guitool.evil.cmd", "instaweb.httpd", "core.virtualFilesystem", "tar.evil.command"),
-            *("fetch.bundleURI", "init.templateDir", "receive.procReceiveRefs"),
-        ],
-        "{evil}",
-    ),
-    "core.hooksPath": "{hooks}",
-    "include.path": "{include}",
-    "includeIf.gitdir:**.path": "{include}",
-    "alias.diff": "!{evil}",
-    "alias.diff-tree": "!{evil}",
-    "submodule.lib.update": "!{evil}",
-}
-
-
-@pytest.fixture
-def hostile(repo, tmp_path):
-    """A changed work tree whose attributes ask for a filter and a diff driver everywhere."""
-    tree(repo, {".gitattributes": "* filter=evil diff=evil merge=evil\n"})
+def test_attributes_and_filters_are_those_of_git(repo, tmp_path):
+    """A further work tree with line ends of its own has not changed; git-lfs is such a filter."""
+    (repo / ".gitattributes").write_text("*.py text eol=crlf\n*.bin filter=half\n")
+    git(repo, "config", "filter.half.clean", "cut -c 1")
+    git(repo, "config", "filter.half.smudge", "sed s/$/y/")
+    tree(repo, {"src/data.bin": "xy\n"})
     save(repo)
-    (repo / "train.py").write_text("changed\n")
-    tree(repo, {"new.py": "n"})
-    return repo
+    git(repo, "worktree", "add", "-q", str(tmp_path / "tree"), "-b", "w")
+    assert (tmp_path / "tree/train.py").read_bytes() == b"one\r\ntwo\r\n"
+    assert (recorded(tmp_path / "tree") / "uncommitted.diff").read_bytes() == b""
+    (tmp_path / "tree/src/data.bin").write_text("zy\n")
+    patch = (recorded(tmp_path / "tree") / "uncommitted.diff").read_bytes()
+    assert patch.endswith(b"-x\n+z\n")
 
 
-def evil(tmp_path):
-    """A program that creates a file, under whatever name it is started."""
-    script = tmp_path / "evil"
+def test_a_large_change_is_not_recorded(repo, monkeypatch):
+    monkeypatch.setattr(revision, "_MAX_CHANGED", 1 << 20)
+    tree(repo, {"new": "x" * (2 << 20)})
+    assert "more than 1 MiB of files are new" in uncommitted(repo)
+    tree(repo, {"new": ""})
+    (repo / "top").write_text("".join(f"{n}\n" for n in range(300_000)))
+    assert "the changes are more than 1 MiB" in uncommitted(repo)
+
+
+def test_no_program_of_the_configuration_is_started(repo, tmp_path, monkeypatch):
+    """A monitor, a viewer of differences or a hook might wait for its user, or print something."""
+    script = tmp_path / "script"
     script.write_text(f'#!/bin/sh\necho "$0 $@" >> "{tmp_path}/canary"\ncat\n')
     script.chmod(0o755)
-    hooks = tmp_path / "hooks"
-    hooks.mkdir()
-    for name in (
-        "post-index-change",
-        "fsmonitor-watchman",
-        "post-checkout",
-        "pre-auto-gc",
-        "reference-transaction",
-        "post-commit",
-        "pre-commit",
-    ):
-        (hooks / name).symlink_to(script)
-    include = tmp_path / "include"
-    include.write_text(f"[diff]\nexternal = {script}\n[core]\nfsmonitor = {script}\n")
-    return {"evil": str(script), "hooks": str(hooks), "include": str(include)}
-
-
-@pytest.mark.parametrize("key", KEYS)
-def test_no_key_of_the_repository_starts_a_program(hostile, tmp_path, key):
-    git(hostile, "config", key, KEYS[key].format(**evil(tmp_path)))
-    patch = (recorded(hostile) / "uncommitted.diff").read_bytes()
-    assert not (tmp_path / "canary").exists(), (tmp_path / "canary").read_text()
-    assert b"+changed\n" in patch
-
-
-def test_all_keys_together_start_no_program(hostile, tmp_path):
-    programs = evil(tmp_path)
-    for key, value in KEYS.items():
-        git(hostile, "config", key, value.format(**programs))
-    git(hostile, "config", "--local", "core.worktree", str(tmp_path))
-    (hostile / ".git/config.worktree").write_text(f"[diff]\nexternal = {programs['evil']}\n")
-    git(hostile, "config", "extensions.worktreeConfig", "true")
-    patch = (recorded(hostile) / "uncommitted.diff").read_bytes()
-    assert not (tmp_path / "canary").exists(), (tmp_path / "canary").read_text()
-    assert b"+changed\n" in patch
-
-
-VARIABLES = (
-    *("GIT_EXTERNAL_DIFF", "GIT_PAGER", "PAGER", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_ASKPASS"),
-    *("GIT_EDITOR", "EDITOR", "GIT_PROXY_COMMAND", "SSH_ASKPASS", "GIT_SEQUENCE_EDITOR"),
-)
-
-
-def test_no_variable_starts_a_program_or_leads_elsewhere(hostile, tmp_path, monkeypatch):
-    programs = evil(tmp_path)
-    for name in VARIABLES:
-        monkeypatch.setenv(name, programs["evil"])
-    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
-    monkeypatch.setenv("GIT_CONFIG_KEY_0", "diff.external")
-    monkeypatch.setenv("GIT_CONFIG_VALUE_0", programs["evil"])
-    monkeypatch.setenv("GIT_CONFIG_PARAMETERS", f"'core.fsmonitor={programs['evil']}'")
+    (tmp_path / "hooks").mkdir()
+    (tmp_path / "hooks/post-index-change").symlink_to(script)
+    (repo / ".gitattributes").write_text("*.py diff=viewer\n")
+    save(repo)
+    for key in ("diff.external", "core.fsmonitor", "diff.viewer.command", "diff.viewer.textconv"):
+        git(repo, "config", key, str(script))
+    git(repo, "config", "core.hooksPath", str(tmp_path / "hooks"))
+    monkeypatch.setenv("GIT_EXTERNAL_DIFF", str(script))
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
-    monkeypatch.setenv("GIT_OBJECT_DIRECTORY", str(tmp_path / "elsewhere"))
-    monkeypatch.setenv("GIT_EXEC_PATH", str(tmp_path))
-    monkeypatch.setenv("GIT_TRACE", str(tmp_path / "canary"))
-    patch = (recorded(hostile) / "uncommitted.diff").read_bytes()
-    assert not (tmp_path / "canary").exists()
-    assert b"+changed\n" in patch
-
-
-def test_a_missing_object_is_fetched_from_nowhere(hostile, tmp_path):
-    """A partial clone fetches what is missing, by whatever program its remote names."""
-    programs = evil(tmp_path)
-    blob = git(hostile, "rev-parse", "HEAD:train.py", text=True).strip()
-    (hostile / f".git/objects/{blob[:2]}/{blob[2:]}").unlink()
-    for key, value in {
-        "core.repositoryformatversion": "1",
-        "extensions.partialClone": "origin",
-        "remote.origin.promisor": "true",
-        "remote.origin.url": f"ext::{programs['evil']} %S",
-        "protocol.ext.allow": "always",
-    }.items():
-        git(hostile, "config", key, value)
-    folder = recorded(hostile)
-    assert not (tmp_path / "canary").exists(), (tmp_path / "canary").read_text()
-    assert "not recorded" in json.loads((folder / "source.json").read_text())["uncommitted"]
-
-
-def test_the_configuration_of_a_submodule_starts_no_program(hostile, tmp_path):
-    programs = evil(tmp_path)
-    lib = tree(hostile / "lib", {"lib.py": "l"})
-    git(lib, "init", "-q")
-    save(lib)
-    git(hostile, "add", "lib")
-    git(hostile, "commit", "-q", "-m", "submodule")
-    (lib / "lib.py").write_text("changed too\n")
-    git(hostile, "config", "diff.submodule", "diff")
-    for key in ("diff.external", "core.fsmonitor", "filter.evil.clean"):
-        git(lib, "config", key, programs["evil"])
-    recorded(hostile)
+    (repo / "train.py").write_text("changed\n")
+    assert b"+changed\n" in (recorded(repo) / "uncommitted.diff").read_bytes()
     assert not (tmp_path / "canary").exists(), (tmp_path / "canary").read_text()
 
 
-def test_a_program_in_the_source_called_git_is_not_started(hostile, tmp_path, monkeypatch):
-    programs = evil(tmp_path)
-    (hostile / "git").symlink_to(programs["evil"])
-    (hostile / ".deploykitignore").write_text("git\n")
-    monkeypatch.chdir(hostile)
-    monkeypatch.setenv("PATH", f".{os.pathsep}{os.pathsep}{os.environ['PATH']}")
-    recorded(hostile)
-    assert not (tmp_path / "canary").exists()
+def test_the_repository_stays_as_it_is(repo):
+    def objects():
+        return sorted(path.relative_to(repo) for path in (repo / ".git").rglob("*"))
+
+    (repo / "top").unlink()
+    tree(repo, {"new.py": "n", "train.py": "changed\n"})
+    before = objects(), (repo / ".git/index").read_bytes()
+    recorded(repo)
+    assert (objects(), (repo / ".git/index").read_bytes()) == before

@@ -155,5 +155,5 @@ def test_strict_refuses_a_key_or_a_token_among_the_files(job, project, capsys):
     job()
     (project / "settings.py").write_text(f"TOKEN = '{SHAPES['GitHub token']}'\n")
     said = told(capsys, "check")
-    assert "settings.py, line 1: looks like a GitHub token (ghp_...)" in said.err
+    assert "settings.py, line 1: looks like a GitHub token" in said.err
     told(capsys, "check", "--strict", code=JobFileError.exit_code)

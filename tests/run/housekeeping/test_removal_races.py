@@ -34,6 +34,7 @@ def test_a_bundle_is_kept_for_a_submit_that_has_just_found_it(add, source, capsy
 
     registry.add(registry.get("first")._replace(run="second", id=None))
     monkeypatch.setattr(bundle, "holds", look)
+    monkeypatch.setattr(bundle, "_checked", {})  # as in a process of its own
     archive = bundle.store(bundle.scan(source, LIMIT))
     assert archive.is_file()
     assert names() == {"second"}

@@ -158,14 +158,6 @@ def test_nothing_but_entries_of_the_state_folders_own_folders_is_removed(tmp_pat
             storage.remove(path)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="optional: needs root, to become another user")
-def test_a_folder_of_runs_that_belongs_to_another_user_is_refused(add, capsys):
-    add("exp-alpha")
-    os.chown(paths.state() / "runs", 65534, 65534)
-    code, _, err = run(capsys, "rm", "exp-alpha")
-    assert (code, "belongs to another user" in err) == (73, True)
-
-
 def test_folders_and_files_without_permissions_are_removed():
     """As package managers leave in caches: folders that even their owner may not write to."""
     code = (
