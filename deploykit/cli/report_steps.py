@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from deploykit.observe.inspect.traces import RankProfile
-from deploykit.observe.inspect.usage import RankUsage, Sample
 from deploykit.observe.metrics.series import Series
 from deploykit.observe.report import chart, markup, shares
 from deploykit.observe.report.chart import Chart, Curve
 from deploykit.observe.report.curves import MOST_POINTS
 from deploykit.observe.report.markup import Markup
+from deploykit.observe.traces import RankProfile
+from deploykit.observe.usage import RankUsage, Sample
 
 _STEP, _PART = "step_seconds", "_seconds"
 """Metrics: a whole step, and how the names of its parts end."""

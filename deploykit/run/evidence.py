@@ -14,9 +14,8 @@ from pathlib import Path
 from deploykit.diagnose import cause_rules
 from deploykit.diagnose.ranking import Cause
 from deploykit.job.model import State
-from deploykit.observe import exit_records
+from deploykit.observe import exit_records, stacks
 from deploykit.observe.exit_records import ExitRecord
-from deploykit.observe.inspect import stalls
 from deploykit.run.registry import Run
 
 _BY_SIGNAL = 128
@@ -90,7 +89,7 @@ def of(row: Run, folders: Sequence[Path]) -> Evidence:
     if state in {State.FAILED, State.BLOCKED}:
         texts[f"status of {row.run}"] = [f"State={row.native}", row.reason]
     elif state is State.RUNNING:
-        texts[f"status of {row.run}"] = [stalls.reason(Path(row.folder))]
+        texts[f"status of {row.run}"] = [stacks.stall_reason(Path(row.folder))]
     first = _first_failure(folders) if state is State.FAILED else None
     if first is not None:
         texts[f"exit records of {row.run}"] = [_sentence(first)]

@@ -13,11 +13,9 @@ from deploykit.backends import base as backend
 from deploykit.diagnose.ranking import Cause
 from deploykit.job.model import State
 from deploykit.lib.errors import DeploykitError
-from deploykit.observe import exit_records
-from deploykit.observe.inspect import report as stack_lines
-from deploykit.observe.inspect import stacks, traces, usage
-from deploykit.observe.inspect.traces import RankProfile
-from deploykit.observe.inspect.usage import Sample
+from deploykit.observe import exit_records, stacks, traces, usage
+from deploykit.observe.traces import RankProfile
+from deploykit.observe.usage import Sample
 from deploykit.run import diagnosis as run_diagnosis
 from deploykit.run import facts as run_facts
 from deploykit.run import timeline as run_timeline
@@ -143,7 +141,7 @@ def _stacks(folder: Path) -> list[str]:
     if newest is None:
         return []
     with contextlib.suppress(OSError, ValueError):
-        return list(stack_lines.lines(stacks.read(newest)))[:_MOST_LINES]
+        return list(stacks.lines(stacks.read(newest)))[:_MOST_LINES]
     return []
 
 

@@ -13,8 +13,8 @@ from deploykit.backends.capabilities import DumpByHand
 from deploykit.diagnose import flight
 from deploykit.job.model import Handle, State
 from deploykit.lib.errors import BackendUnavailable, NotFound, UsageError
-from deploykit.observe.inspect import report, stacks
-from deploykit.observe.inspect.stacks import Dump
+from deploykit.observe import stacks
+from deploykit.observe.stacks import Dump
 from deploykit.run import state as run_state
 from deploykit.run.diagnosis import dumps_in
 from deploykit.run.registry import Run
@@ -34,7 +34,7 @@ class RunStacks:
     warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return "\n".join(report.lines(self.dump))
+        return "\n".join(stacks.lines(self.dump))
 
 
 def take(row: Run, *, native: bool = False) -> RunStacks:
@@ -100,5 +100,5 @@ def _recorder(row: Run) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def lines(taken: RunStacks, *, threads: bool) -> Iterator[str]:
     """What `dump` prints."""
-    yield from report.lines(taken.dump, threads=threads)
+    yield from stacks.lines(taken.dump, threads=threads)
     yield from (f"flight recorder: {text}" for text in taken.recorder)

@@ -16,7 +16,7 @@ import pytest
 from deploykit.backends import base as backend
 from deploykit.cli import main as cli
 from deploykit.job.model import State, Status
-from deploykit.observe.inspect import usage
+from deploykit.observe import usage
 from deploykit.observe.report import chart, curves, markup, page, timeline
 from deploykit.observe.report.chart import Chart, Curve
 from deploykit.run import registry

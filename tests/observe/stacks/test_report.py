@@ -7,8 +7,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploykit.observe.inspect import report, stacks
-from deploykit.observe.inspect.places import spans
+from deploykit.observe import stacks
+from deploykit.observe.stacks import spans
 from tests.observe.stacks.samples import NEXT, REDUCE, WORKER, node_data, process, rank, write
 
 TEXT = """\
@@ -43,7 +43,7 @@ def sample(folder):
 
 
 def test_the_dump_of_two_nodes_as_text(tmp_path):
-    assert "\n".join(report.lines(sample(tmp_path / "a"))) + "\n" == TEXT
+    assert "\n".join(stacks.lines(sample(tmp_path / "a"))) + "\n" == TEXT
 
 
 def test_all_threads_are_shown_on_request(tmp_path):
@@ -52,14 +52,14 @@ def test_all_threads_are_shown_on_request(tmp_path):
     process = stacks.Process(1, "python", "S", (*one.process.threads, thread))
     write(tmp_path / "a", node_data(stacks.RankStacks(0, "n1", "py-spy", "", process)))
     dump = stacks.read(tmp_path / "a")
-    assert "  loader" not in list(report.lines(dump))
-    lines = list(report.lines(dump, threads=True))
+    assert "  loader" not in list(stacks.lines(dump))
+    lines = list(stacks.lines(dump, threads=True))
     at = lines.index("  loader")
     assert lines[at + 1] == "    Selector.select (selectors.py:415)"
 
 
 def test_the_same_as_data(tmp_path):
-    data = json.loads(json.dumps(report.data(sample(tmp_path / "a"))))
+    data = json.loads(json.dumps(stacks.data(sample(tmp_path / "a"))))
     assert data["time"] == "2026-11-23T07:20:01Z"
     assert data["summary"].startswith("rank 1 is in _LoaderIter.__next__ (train.py:19), ranks 0,3")
     assert [group["ranks"] for group in data["groups"]] == [[1], [0, 3]]
@@ -100,6 +100,6 @@ def test_whatever_a_node_writes_is_a_dump_without_an_error(tmp_path_factory, dat
     write(folder, json.dumps(tree), "{", "[]", "\0", "[" * 100_000)
     dump = stacks.read(folder)
     assert len(dump.absent) <= 10_000
-    text = "\n".join(report.lines(dump))
+    text = "\n".join(stacks.lines(dump))
     assert all(spans([one.rank]) in text for one in dump.ranks)
-    json.dumps(report.data(dump))
+    json.dumps(stacks.data(dump))

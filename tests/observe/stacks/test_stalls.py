@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from deploykit.observe.inspect import stalls
+from deploykit.observe import stacks
 from tests.observe.stacks.samples import NEXT, REDUCE, node_data, rank, write
 
 
@@ -20,14 +20,14 @@ def record(folder, node=0, **changes):
 
 
 def test_the_time_and_the_places(tmp_path):
-    assert stalls.reason(tmp_path) == ""
+    assert stacks.stall_reason(tmp_path) == ""
     record(tmp_path)
-    assert stalls.reason(tmp_path) == "no progress for 4 min"
+    assert stacks.stall_reason(tmp_path) == "no progress for 4 min"
     write(tmp_path / "stacks/a", node_data(rank(0, *REDUCE), rank(1, *NEXT)))
     write(tmp_path / "stacks/b", node_data(rank(2, *REDUCE)))
     record(tmp_path, dump="a", nodes=2)
     record(tmp_path, 1, dump="b", nodes=2)
-    assert stalls.reason(tmp_path) == (
+    assert stacks.stall_reason(tmp_path) == (
         "no progress for 4 min: rank 1 is in _LoaderIter.__next__ (train.py:19), "
         "ranks 0,2 are in all_reduce (train.py:15)"
     )
@@ -35,9 +35,9 @@ def test_the_time_and_the_places(tmp_path):
 
 def test_a_node_that_makes_progress_means_that_the_run_does(tmp_path):
     record(tmp_path, nodes=2)
-    assert stalls.reason(tmp_path) == ""
+    assert stacks.stall_reason(tmp_path) == ""
     record(tmp_path, 1, nodes=2, attempt=1)
-    assert stalls.reason(tmp_path) == "", "the other record is of an earlier attempt"
+    assert stacks.stall_reason(tmp_path) == "", "the other record is of an earlier attempt"
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_node_that_makes_progress_means_that_the_run_does(tmp_path):
 )
 def test_times_are_told_in_steps(seconds, text, tmp_path):
     record(tmp_path, seconds=seconds)
-    assert stalls.reason(tmp_path) == f"no progress for {text}"
+    assert stacks.stall_reason(tmp_path) == f"no progress for {text}"
 
 
 @pytest.mark.parametrize(
@@ -63,13 +63,13 @@ def test_times_are_told_in_steps(seconds, text, tmp_path):
 )
 def test_a_record_that_is_none_is_left_out(changes, tmp_path):
     record(tmp_path, **changes)
-    assert stalls.reason(tmp_path) == ""
+    assert stacks.stall_reason(tmp_path) == ""
 
 
 @pytest.mark.parametrize("name", ["../a", "/etc", "a/b"])
 def test_a_record_names_no_folder_outside(name, tmp_path):
     record(tmp_path, dump=name)
-    assert stalls.reason(tmp_path) == "no progress for 4 min"
+    assert stacks.stall_reason(tmp_path) == "no progress for 4 min"
 
 
 @pytest.mark.parametrize(
@@ -89,4 +89,4 @@ def test_a_record_names_no_folder_outside(name, tmp_path):
 def test_processes_that_wait_for_others(more, text, tmp_path):
     for node in range(2):
         record(tmp_path, node, nodes=2, waiting=2, **more)
-    assert stalls.reason(tmp_path) == f"no progress for 4 min: {text}"
+    assert stacks.stall_reason(tmp_path) == f"no progress for 4 min: {text}"
