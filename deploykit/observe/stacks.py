@@ -152,7 +152,7 @@ def _list(data: object) -> list[Any]:
 _STATES = {
     "T": "stopped by a signal",
     "t": "stopped by a debugger",
-    "D": "waiting in the kernel, for example for a file_name system that does not respond",
+    "D": "waiting in the kernel, for example for a file system that does not respond",
     "Z": "ended",
     "X": "ended",
 }
@@ -256,7 +256,7 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 def file_name(frame: Frame) -> str:
-    """A file_name as a reader knows it: below the source folder, or below where packages are."""
+    """A file as a reader knows it: below the source folder, or below where packages are."""
     for folder in (_SOURCE, _INSTALLED, _STANDARD):
         if match := folder.match(frame.file):
             return frame.file[match.end() :].rstrip(">")
@@ -516,7 +516,7 @@ def _moment(text: str) -> datetime | None:
 
 
 def _span(seconds: float) -> str:
-    """A time in steps, so that the stall_reason of a run seldom changes."""
+    """A time in steps, so that the reason of a run seldom changes."""
     minutes = int(seconds // _MINUTE)
     if minutes < 1:
         return "less than 1 min"

@@ -19,12 +19,11 @@ from deploykit.job.model import LogLine, State
 from deploykit.lib import paths
 from deploykit.lib.errors import DeploykitError
 from deploykit.observe import logfiles
-from deploykit.observe.metrics import length, progress
+from deploykit.observe.metrics import progress
 from deploykit.observe.metrics.files import MetricFiles
-from deploykit.observe.metrics.length import Length
 from deploykit.observe.metrics.log_reader import LogReader
 from deploykit.observe.metrics.points import Point
-from deploykit.observe.metrics.progress import Progress
+from deploykit.observe.metrics.progress import Length, Progress
 from deploykit.observe.metrics.series import Collection, is_chosen, without_repeats
 from deploykit.run.registry import Run
 
@@ -51,7 +50,7 @@ class RunMetrics:
 
     def _begin(self) -> None:
         self.collection = Collection()
-        self._reader = LogReader(self._job.patterns, self._job.length)
+        self._reader = LogReader(self._job.patterns, self._job.length.epochs)
 
     def refresh(
         self, *, fetch: bool = True, heard: Callable[[LogLine], object] | None = None
@@ -182,7 +181,7 @@ class _Job:
         job = data if isinstance(data, dict) else {}
         entry, own = job.get("entrypoint"), job.get("metrics")
         words = entry.get("args") if isinstance(entry, dict) else None
-        self.length: Length = length.of(
+        self.length: Length = progress.length_of(
             [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
         )
         self.patterns = {

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploykit.lib.errors import DeploykitError
+from deploykit.observe.metrics.points import Value
 from deploykit.observe.trackers import tensorboard
 from deploykit.observe.trackers.contract import About
 from deploykit.observe.trackers.mlflow import MLflow
-from deploykit.observe.trackers.selection import Value
 
 ABOUT = About("one", "job", Path("/nowhere"), 1.0, {"--lr": "0.1"}, {"backend": "local"})
 NAMES = ["run", "runs", "info", "data", "metrics", "key", "step", "run_id", "experiment_id"]

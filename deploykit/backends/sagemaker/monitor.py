@@ -22,8 +22,7 @@ from deploykit.lib.errors import (
     TryAgain,
 )
 from deploykit.observe import log_merge
-from deploykit.observe.metrics import final_metrics
-from deploykit.observe.metrics.points import Point
+from deploykit.observe.metrics.points import Point, final_metrics
 
 _OTHER_PROFILE = "choose the profile of that account: AWS_PROFILE, aws sso login"
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
@@ -153,7 +152,7 @@ def metrics(handle: Handle) -> Iterator[Point]:
     None before the job has ended. Raises what `aws.errors` raises.
     """
     job = _describe(aws.client("sagemaker", handle.target), handle.id, handle.target)
-    yield from final_metrics.points((job or {}).get("FinalMetricDataList"))
+    yield from final_metrics((job or {}).get("FinalMetricDataList"))
 
 
 def cancel(handle: Handle) -> None:

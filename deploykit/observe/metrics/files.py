@@ -2,17 +2,72 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 
+from deploykit.job.decode import from_json
 from deploykit.lib import paths
 from deploykit.lib.paths import is_address
-from deploykit.observe.metrics import event_files, json_lines
-from deploykit.observe.metrics.event_files import EventFile
-from deploykit.observe.metrics.json_lines import JsonLines
-from deploykit.observe.metrics.points import Point
+from deploykit.observe.metrics import tensorboard
+from deploykit.observe.metrics.points import LONGEST_NAME, STEPS, Point, count, real
+from deploykit.observe.metrics.tensorboard import EventFile
+
+NAME = "metrics.jsonl"
+TIMES = ("time", "timestamp", "_timestamp", "wall_time")
+_NOT_METRICS = {*STEPS, *TIMES, "epoch"}
+_LONGEST = 1 << 20
+"""Bytes of a line; longer ones are skipped."""
+_MOST = 1000
+"""Names in one line."""
+
+
+class JsonLines:
+    """One file, read as it grows. A file that became shorter or another one is read anew."""
+
+    def __init__(self, source: str, at: int = 0) -> None:
+        """Begin at the byte `at`."""
+        self._source, self._at = source, at
+        self._rest = b""
+
+    def read(self, file: FileIO) -> Iterator[Point]:
+        """The points of lines that were completed since the last call."""
+        if os.fstat(file.fileno()).st_size < self._at:
+            self._at, self._rest = 0, b""
+        file.seek(self._at)
+        while piece := file.read(_LONGEST):
+            *lines, self._rest = (self._rest + piece).split(b"\n")
+            for line in lines:
+                yield from points(line, self._source)
+            if len(self._rest) > _LONGEST:
+                self._rest = b""
+        self._at = file.tell()
+
+
+def points(line: bytes | str, source: str) -> Iterator[Point]:
+    """The numbers of a line that is a JSON object, text among them; none of any other line."""
+    try:
+        data = from_json(line)
+    except ValueError:
+        return
+    if not isinstance(data, dict):
+        return
+    step = next((count(real(data.get(name))) for name in STEPS if name in data), None)
+    time = next((_finite(data.get(name)) for name in TIMES if name in data), None)
+    epoch = _finite(data.get("epoch"))
+    for name, value in list(data.items())[:_MOST]:
+        number = real(value)
+        if number is not None and name not in _NOT_METRICS:
+            yield Point(name[:LONGEST_NAME], number, step, epoch, time, source=source)
+
+
+def _finite(value: object) -> float | None:
+    number = real(value)
+    return number if number is not None and math.isfinite(number) else None
+
 
 _FOLDERS = ("source", "output")
 """Subfolders of a run folder in which programs write metrics."""
@@ -73,7 +128,7 @@ class MetricFiles:
     def _begin(self, label: str, top: Path, path: Path, info: os.stat_result) -> None:
         if len(self._readers) >= _MOST_FILES:
             return
-        if path.name == json_lines.NAME:
+        if path.name == NAME:
             source = f"{label}/{path.relative_to(top).as_posix()}"
             at = 0 if self._most is None else max(0, info.st_size - self._most)
             self._readers[path] = info.st_ino, JsonLines(source, at)
@@ -99,6 +154,6 @@ def _walk(top: Path) -> Iterator[Path]:
         folders[:] = sorted(set(folders) - _SKIPPED) if depth < _DEEPEST else []
         for name in sorted(files):
             path = Path(here, name)
-            is_events = event_files.NAME in name and not name.endswith(event_files.OWN)
-            if (is_events or name == json_lines.NAME) and not path.is_symlink():
+            is_events = tensorboard.FILE_NAME in name and not name.endswith(tensorboard.OWN_ENDING)
+            if (is_events or name == NAME) and not path.is_symlink():
                 yield path

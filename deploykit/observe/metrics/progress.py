@@ -8,11 +8,40 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from deploykit.observe.metrics import time_left
-from deploykit.observe.metrics.length import Length
 from deploykit.observe.metrics.log_reader import LogReader, Seen
-from deploykit.observe.metrics.pace import Pace
-from deploykit.observe.metrics.series import Collection, Series
+from deploykit.observe.metrics.series import Collection, Pace, Series, by_epochs, longest_gap
+
+_TOTAL_OPTIONS = (
+    *("max_steps", "max_train_steps", "total_steps", "num_steps", "steps", "train_steps"),
+    *("num_train_steps", "max_iters", "num_iters", "train_iters", "iterations", "max_iterations"),
+)
+_EPOCH_OPTIONS = (
+    *("epochs", "num_epochs", "max_epochs", "num_train_epochs", "n_epochs", "train_epochs"),
+)
+
+
+class Length(NamedTuple):
+    """How long a run will be, as its arguments tell: steps and epochs, each with its source."""
+
+    total: int | None = None
+    total_source: str = ""
+    epochs: int | None = None
+    epochs_source: str = ""
+
+
+def length_of(arguments: Sequence[str]) -> Length:
+    """What the arguments of a trainer say: ``--max-steps 500``, ``--trainer.max_epochs=3``."""
+    by_option: dict[str, tuple[int, str]] = {}
+    for word, after in zip(arguments, [*arguments[1:], ""], strict=False):
+        option, equals, value = word.partition("=")
+        name = option.lstrip("-+").rpartition(".")[2].replace("-", "_").lower()
+        text = value if equals else after
+        if (equals or option.startswith("-")) and re.fullmatch(r"[1-9][0-9]{0,14}", text):
+            by_option[name] = int(text), f"argument {option}"
+    total = next((by_option[name] for name in _TOTAL_OPTIONS if name in by_option), (None, ""))
+    epochs = next((by_option[name] for name in _EPOCH_OPTIONS if name in by_option), (None, ""))
+    return Length(*total, *epochs)
+
 
 _TOTAL_METRICS = ("total_steps", "max_steps")
 """Metrics that are the number of steps."""
@@ -215,7 +244,7 @@ def _left(
     if total is None or not rate:
         return best.left
     marks = best.pace.marks() if best.pace else []
-    exact = time_left.by_epochs(marks, total, total / epochs) if total and epochs else None
+    exact = by_epochs(marks, total, total / epochs) if total and epochs else None
     return max(0.0, (total - best.step) / rate if exact is None else exact)
 
 
@@ -230,7 +259,7 @@ def _age(best: _Position, now: float | None) -> float:
     """Seconds since the last step was told; at most the longest time between two of them so far."""
     if now is None or not best.time or best.pace is None:
         return 0.0
-    return min(max(0.0, now - best.time), time_left.longest_gap(best.pace.marks()))
+    return min(max(0.0, now - best.time), longest_gap(best.pace.marks()))
 
 
 def _throughput(collection: Collection, sources: dict[str, str]) -> tuple[str, float] | None:

@@ -15,10 +15,10 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from deploykit.lib.errors import BackendUnavailable, NotFound
+from deploykit.observe.metrics.points import Value
 from deploykit.observe.trackers import sagemaker_mlflow
 from deploykit.observe.trackers.contract import About, Ending, Memory
 from deploykit.observe.trackers.http import Client, Refused, Sign, tls
-from deploykit.observe.trackers.selection import Value
 
 _API = "api/2.0/mlflow"
 _MOST_METRICS, _MOST_PARAMS = 1000, 100

@@ -13,9 +13,9 @@ from typing import Any
 
 from deploykit.lib import paths
 from deploykit.lib.errors import BackendUnavailable, CannotWrite, NotPermitted
-from deploykit.observe.trackers import event_writer
+from deploykit.observe.metrics import tensorboard as events
+from deploykit.observe.metrics.points import Value
 from deploykit.observe.trackers.contract import About, Ending, Memory
-from deploykit.observe.trackers.selection import Value
 
 _LARGEST = 4 << 20
 """Bytes after which another file begins: in S3 a file that grows is sent anew."""
@@ -63,11 +63,11 @@ class TensorBoard:
         if not self._sizes or self._sizes[-1] >= _LARGEST:
             self._sizes.append(0)
         path = self._path(len(self._sizes) - 1)
-        data = event_writer.records(values, self._about.started)
+        data = events.records(values, self._about.started)
         try:
             with path.open("ab") as file:
                 if not self._sizes[-1]:
-                    file.write(event_writer.heading(self._about.started))
+                    file.write(events.heading(self._about.started))
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -92,7 +92,7 @@ class TensorBoard:
         return self._memory["sizes"]  # type: ignore[no-any-return]
 
     def _path(self, number: int) -> Path:
-        return self._folder / event_writer.name(self._about.started, number)
+        return self._folder / events.file_name(self._about.started, number)
 
     def _upload(self, client: Any, path: Path) -> None:
         from botocore.exceptions import BotoCoreError, ClientError

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deploykit.lib.errors import BackendUnavailable
+from deploykit.observe.metrics.points import Value
 from deploykit.observe.trackers.contract import About, Ending, Memory
-from deploykit.observe.trackers.selection import Value
 
 
 def make(where: str, about: About, memory: Memory) -> WandB:

@@ -18,7 +18,8 @@ from deploykit.cli import main as cli
 from deploykit.job import job
 from deploykit.job.model import State, Status
 from deploykit.lib.errors import NotFound
-from deploykit.observe.trackers import event_writer, sagemaker_mlflow, tensorboard
+from deploykit.observe.metrics import tensorboard as events
+from deploykit.observe.trackers import sagemaker_mlflow, tensorboard
 from deploykit.run import lifecycle, registry
 from tests.observe.trackers.tracked import attempt, history, loss, tracked
 from tests.ports import free_port
@@ -124,11 +125,11 @@ def test_its_own_event_files_are_no_metrics_of_the_run(live, capsys):
 
 
 def test_long_numbers_in_event_files(tmp_path):
-    from deploykit.observe.trackers.selection import Value
+    from deploykit.observe.metrics.points import Value
 
     given = [Value("a", value, 2**40, 1.5) for value in (1e300, -1e300, float("inf"), 0.5)]
-    path = tmp_path / event_writer.name(0, 0)
-    path.write_bytes(event_writer.heading(0) + event_writer.records(given, 0))
+    path = tmp_path / events.file_name(0, 0)
+    path.write_bytes(events.heading(0) + events.records(given, 0))
     values = [value for _, value in history(tmp_path, "a")]
     assert values == [float("inf"), float("-inf"), float("inf"), 0.5]
 
