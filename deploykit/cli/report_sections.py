@@ -15,10 +15,10 @@ from deploykit.job.model import State
 from deploykit.lib import paths, shell, units
 from deploykit.lib.paths import is_address
 from deploykit.lib.version import __version__
-from deploykit.observe.report import chart, curves, markup, page, timeline
-from deploykit.observe.report.curves import Numbers
-from deploykit.observe.report.markup import Markup
-from deploykit.observe.report.timeline import Part
+from deploykit.observe import charts
+from deploykit.observe import html as markup
+from deploykit.observe.charts import RunCurves, TimePart
+from deploykit.observe.html import Markup
 from deploykit.run import comparison
 from deploykit.run import diagnosis as run_diagnosis
 from deploykit.run import timeline as run_timeline
@@ -37,13 +37,13 @@ _REASON = 400
 
 
 def document(reports: Sequence[RunReport]) -> str:
-    """The page of one run, or of several that are compared, of at most `page.LARGEST` bytes."""
+    """The page of one run, or of several that are compared, of at most `markup.LARGEST` bytes."""
     for rich in (True, False):
-        made = page.page(_title(reports), _body(reports, rich=rich), _footer())
-        if len(made.encode()) <= page.LARGEST:
+        made = markup.page(_title(reports), _body(reports, rich=rich), _footer())
+        if len(made.encode()) <= markup.LARGEST:
             return made
     brief = markup.join(_heading(one) for one in reports[:100])
-    return page.page(_title(reports), brief, _footer())
+    return markup.page(_title(reports), brief, _footer())
 
 
 def _title(reports: Sequence[RunReport]) -> str:
@@ -202,18 +202,18 @@ def _timeline(one: RunReport) -> Markup:
     table = markup.table(["time", "event"], rows)
     return markup.join(
         [
-            timeline.bar(parts),
+            charts.time_bar(parts),
             markup.paragraph(f"{sentence}{more}.", "remark"),
             markup.element("div", table, "times"),
         ]
     )
 
 
-def _part(span: Span) -> Part:
+def _part(span: Span) -> TimePart:
     took = units.span(span.end - span.begin)
     if span.attempt is None:
-        return Part(span.begin, span.end, "waited", f"waited {took}")
-    return Part(span.begin, span.end, "ran", f"attempt {span.attempt + 1} ran {took}")
+        return TimePart(span.begin, span.end, "waited", f"waited {took}")
+    return TimePart(span.begin, span.end, "ran", f"attempt {span.attempt + 1} ran {took}")
 
 
 def _compared(facts: Sequence[RunFacts]) -> Markup:
@@ -235,20 +235,20 @@ def _row(line: Line) -> list[str | tuple[str, bool]]:
 
 
 def _charts(reports: Sequence[RunReport]) -> Markup:
-    drawn = curves.charts([_numbers(one.facts) for one in reports])
+    drawn = charts.charts_of([_numbers(one.facts) for one in reports])
     if len(reports) == 1:
         drawn += report_steps.usage_charts(reports[0].usage, reports[0].starts[1:])
-    figures = markup.join(chart.draw(one, number) for number, one in enumerate(drawn))
+    figures = markup.join(charts.draw(one, number) for number, one in enumerate(drawn))
     return (
         markup.section("Curves", markup.element("div", figures, "charts")) if figures else figures
     )
 
 
-def _numbers(facts: RunFacts) -> Numbers:
+def _numbers(facts: RunFacts) -> RunCurves:
     """The curve of each metric, and the restarts."""
     begins = sorted(facts.attempts.items())
     marks = [(float(step), f"restart {number}") for number, step in begins]
-    return Numbers(facts.row.run, facts.curves, marks)
+    return RunCurves(facts.row.run, facts.curves, marks)
 
 
 def _metrics(facts: RunFacts) -> Markup:
@@ -260,7 +260,7 @@ def _metrics(facts: RunFacts) -> Markup:
 
 
 def _number(value: float) -> str:
-    return chart.short(value, 6)
+    return charts.short(value, 6)
 
 
 def _environment(one: RunReport) -> Markup:

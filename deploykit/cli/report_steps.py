@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from deploykit.observe import charts
+from deploykit.observe import html as markup
+from deploykit.observe.charts import MOST_POINTS, Chart, Curve
+from deploykit.observe.html import Markup
 from deploykit.observe.metrics.series import Series
-from deploykit.observe.report import chart, markup, shares
-from deploykit.observe.report.chart import Chart, Curve
-from deploykit.observe.report.curves import MOST_POINTS
-from deploykit.observe.report.markup import Markup
 from deploykit.observe.traces import RankProfile
 from deploykit.observe.usage import RankUsage, Sample
 
@@ -48,14 +48,14 @@ def usage_charts(samples: Sequence[Sample], restarts: Sequence[float]) -> Iterat
             if value is not None:
                 by_rank[one.rank].append(((time - begin) / _MINUTE, value))
         chosen = _extremes(by_rank)
-        curves = [Curve(f"rank {rank}", chart.thin(by_rank[rank], MOST_POINTS)) for rank in chosen]
+        curves = [Curve(f"rank {rank}", charts.thin(by_rank[rank], MOST_POINTS)) for rank in chosen]
         yield Chart(title, "minutes", curves, marks)
 
 
 def _extremes(by_rank: Mapping[int, Sequence[tuple[float, float]]]) -> list[int]:
     order = sorted(by_rank, key=lambda rank: max(value for _, value in by_rank[rank]))
-    half = chart.COLORS // 2
-    return sorted(order if len(order) <= chart.COLORS else [*order[:half], *order[-half:]])
+    half = charts.COLORS // 2
+    return sorted(order if len(order) <= charts.COLORS else [*order[:half], *order[-half:]])
 
 
 def _gib(size: int | None) -> float | None:
@@ -74,7 +74,7 @@ def step(metrics: Mapping[str, Series]) -> Markup:
     return markup.section(
         "A step",
         markup.paragraph(f"{1000 * whole:.3g} ms on average, of which:", "remark"),
-        shares.bar([(name, part / whole) for name, part in listed]),
+        charts.share_bar([(name, part / whole) for name, part in listed]),
         markup.table(["part", "time", "share"], rows),
     )
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from deploykit.cli import output
 from deploykit.lib import paths, shell, units
 from deploykit.lib.version import __version__
-from deploykit.observe.report import chart, coordinates, markup, page
-from deploykit.observe.report.markup import Markup
+from deploykit.observe import charts
+from deploykit.observe import html as markup
+from deploykit.observe.html import Markup
 from deploykit.run.registry import now
 from deploykit.sweep import report, space, spending
 from deploykit.sweep.folder import SweepRecord
@@ -41,10 +42,10 @@ def write(record: SweepRecord, path: Path | None, *, force: bool, as_json: bool)
 
 
 def document(content: SweepReport) -> str:
-    """The page, of at most `page.LARGEST` bytes."""
+    """The page, of at most `markup.LARGEST` bytes."""
     for most in (_MOST, 0):
-        made = page.page(content.summary.record.id, _body(content, most), _footer())
-        if len(made.encode()) <= page.LARGEST:
+        made = markup.page(content.summary.record.id, _body(content, most), _footer())
+        if len(made.encode()) <= markup.LARGEST:
             break
     return made
 
@@ -104,13 +105,13 @@ def _best(one: SweepSummary) -> Markup:
 
 
 def _charts(content: SweepReport) -> Markup:
-    figures = markup.join(chart.draw(one, number) for number, one in enumerate(content.charts))
+    figures = markup.join(charts.draw(one, number) for number, one in enumerate(content.charts))
     return markup.element("div", figures, "charts") if figures else figures
 
 
 def _importance(content: SweepReport) -> Iterator[Markup]:
     if content.importance:
-        yield coordinates.bars(list(content.importance.items()), "importance of each parameter")
+        yield charts.draw_bars(list(content.importance.items()), "importance of each parameter")
         text = "How strongly each parameter affects whether a trial is among the best (PED-ANOVA)."
         yield markup.paragraph(text, "remark")
     elif len(content.summary.record.sweep.parameters) > 1:
@@ -119,7 +120,9 @@ def _importance(content: SweepReport) -> Iterator[Markup]:
 
 
 def _coordinates(content: SweepReport) -> Iterator[Markup]:
-    drawn = coordinates.draw(content.axes, content.lines, "parameters and objective of each trial")
+    drawn = charts.draw_coordinates(
+        content.axes, content.lines, "parameters and objective of each trial"
+    )
     if drawn:
         yield drawn
         text = "Each line is a successful trial: the best is thick, the best quarter blue."

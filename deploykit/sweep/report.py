@@ -10,10 +10,9 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from deploykit.observe.charts import COLORS, Axis, Chart, Curve, Polyline, short, thin, ticks
 from deploykit.observe.metrics.points import Point
 from deploykit.observe.metrics.series import without_repeats
-from deploykit.observe.report.chart import COLORS, Chart, Curve, short, thin, ticks
-from deploykit.observe.report.coordinates import Axis, Path
 from deploykit.run.metrics import RunMetrics
 from deploykit.sweep import journal, outcomes, space, summary
 from deploykit.sweep.folder import SweepRecord
@@ -44,7 +43,7 @@ class SweepReport:
     charts: Sequence[Chart]
     axes: Sequence[Axis]
     """The parameters, the most important first, and the objective last."""
-    lines: Sequence[Path]
+    lines: Sequence[Polyline]
     """The trials that succeeded, the best first."""
 
 
@@ -180,14 +179,14 @@ def _of_choice(choice: Sequence[str], value: str) -> float:
 
 def _lines(
     ranked: Sequence[TrialSummary], shown: Mapping[str, Parameter], scale: _Scale, metric: str
-) -> list[Path]:
+) -> list[Polyline]:
     good = max(1, round(len(ranked) * _GOOD))
     lines = []
     for rank, one in enumerate(ranked):
         kind = "best" if rank == 0 else "good" if rank < good else "other"
         value = one.value or 0.0
         label = f"trial {one.number}: {metric} {value:.6g}"
-        lines.append(Path(label, [*_heights(one.values, shown), scale.height(value)], kind))
+        lines.append(Polyline(label, [*_heights(one.values, shown), scale.height(value)], kind))
     return lines
 
 

@@ -1,8 +1,4 @@
-"""HTML from untrusted texts: nothing else in the package makes markup of what a run says.
-
-Every text is escaped for HTML, also between quotes, and control characters are shown as they are in
-a terminal (terminal.py). Names of tags, classes and ids are constants of the callers.
-"""
+"""The page of a report: one file, without a script, from untrusted texts."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NewType
 
-from deploykit.lib import terminal
+from deploykit.lib import paths, terminal
 
 Markup = NewType("Markup", str)
 """HTML that is safe to put between tags."""
@@ -111,3 +107,22 @@ def items(parts: Iterable[Markup]) -> Markup:
     """A list."""
     inner = "".join(f"<li>{part}</li>" for part in parts)
     return Markup(f"<ul>{inner}</ul>") if inner else Markup("")
+
+
+LARGEST = 1_000_000
+"""Bytes of a page at most."""
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'none'"
+
+
+def page(title: str, body: Markup, footer: str) -> str:
+    """The document."""
+    style = (paths.shipped("templates") / "report" / "report.css").read_text(encoding="utf-8")
+    return (
+        "<!DOCTYPE html>\n"
+        '<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{text(title)}</title><style>\n{style}</style></head>"
+        f"<body><main>{body}</main><footer><p>{text(footer)}</p></footer></body></html>\n"
+    )
