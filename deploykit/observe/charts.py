@@ -1,4 +1,7 @@
-"""Charts of reports as SVG: no script, so that they print, and the colors of the page."""
+"""Charts of reports: which there are, and their coordinates; templates/report draws them as SVG.
+
+The table below a chart is its legend, and says in text what the lines show.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,39 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from deploykit.observe.html import Markup, text
+from deploykit.lib import render
 from deploykit.observe.metrics.series import Series
 
-_WIDTH, _HEIGHT = 420, 240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 14, 34
-"""Margins around the plotted area."""
-_LETTER = 5
-"""Width of a letter of the small font, about."""
+
+class _Box(NamedTuple):
+    """The size of a drawing, and the area within its margins."""
+
+    width: int
+    height: int
+    left: int
+    right: int
+    top: int
+    bottom: int
+
+
+_CHART = _Box(420, 240, left=58, right=420 - 12, top=14, bottom=240 - 34)
+_AXES = _Box(1000, 330, left=70, right=1000 - 90, top=34, bottom=330 - 34)
+_LETTER_WIDTH = 5
+"""Of the small font, about."""
 _TICKS = 5
 _DECADES = 1000
-"""From this ratio of the greatest to the least value on, the scale is logarithmic."""
-_LARGEST = 1e300
-"""Differences of greater values are no number."""
+"""From this ratio of the greatest to the least value, a scale is logarithmic."""
+_MAX_DRAWN = 1e300
+"""The difference of greater values may be infinite."""
 COLORS = 8
 """Lines of a chart that can be told apart; `report.css` has as many colors."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A line: its name, and its points by x. Values that are no number are gaps."""
+    """A line: its name, and its points by x. Values that are not finite are gaps."""
 
     label: str
     points: Sequence[tuple[float, float]]
@@ -38,7 +52,7 @@ class Curve:
 
 
 def _is_drawn(point: tuple[float, float]) -> bool:
-    return all(abs(value) < _LARGEST for value in point)  # not for nan either
+    return all(abs(value) < _MAX_DRAWN for value in point)  # false for NaN, too
 
 
 @dataclass(frozen=True)
@@ -53,8 +67,8 @@ class Chart:
     """Places on the axis with their labels, such as restarts."""
 
 
-class _Scale(NamedTuple):
-    """Maps values to a coordinate."""
+class Scale(NamedTuple):
+    """Maps values from `low` to `high` to coordinates from `start` to `end`."""
 
     low: float
     high: float
@@ -63,42 +77,89 @@ class _Scale(NamedTuple):
     logarithmic: bool = False
 
     def __call__(self, value: float) -> float:
+        """The coordinate of a value."""
         low, high = self.low, self.high
         if self.logarithmic:
             low, high, value = math.log10(low), math.log10(high), math.log10(value)
         share = (value - low) / (high - low) if high > low else 0.5
         return self.start + share * (self.end - self.start)
 
+    def labels(self) -> list[tuple[float, str]]:
+        """The coordinates of round values within the scale, and the values as text."""
+        values = ticks(self.low, self.high, logarithmic=self.logarithmic)
+        return [(round(self(value), 1), short(value)) for value in values]
 
-def draw(chart: Chart, number: int) -> Markup:
-    """The chart as a figure; `number` differs from those of other charts of the page.
 
-    Nothing where no curve has two points.
+def is_wide(low: float, high: float) -> bool:
+    """Whether values from `low` to `high` are better shown on a logarithmic scale."""
+    return low > 0 and high / low >= _DECADES
+
+
+def draw(chart: Chart, number: int) -> str:
+    """Return a chart as markup, or nothing if no curve has two points.
+
+    `number` differs from those of other charts of the page.
     """
-    curves = [one for one in chart.curves if len(one.finite()) > 1][:COLORS]
+    curves = [curve for curve in chart.curves if len(curve.finite()) > 1][:COLORS]
     if not curves:
-        return Markup("")
-    points = [point for one in curves for point in one.finite()]
-    across = _scale([x for x, _ in points], (_LEFT, _WIDTH - _RIGHT))
-    up = _scale([y for _, y in points], (_HEIGHT - _BOTTOM, _TOP), may_be_logarithmic=True)
-    parts = [
-        *_horizontal(up),
-        *_vertical(across, chart.axis),
-        *_marked(chart.marks, across),
-        *(_line(curve, at, across, up) for at, curve in enumerate(curves)),
-    ]
-    name = f"chart-{number}"
-    scale = ", logarithmic scale" if up.logarithmic else ""
-    legend = _legend(curves)
-    return Markup(
-        f'<figure><figcaption id="{name}">{text(chart.title)}{scale}</figcaption>'
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-labelledby="{name}">'
-        f"{''.join(parts)}</svg>{legend}</figure>"
+        return ""
+    points = [point for curve in curves for point in curve.finite()]
+    low, high = min(y for _, y in points), max(y for _, y in points)
+    wide = is_wide(low, high)
+    if low == high:
+        pad = abs(low) / 10 or 1.0
+        low, high = low - pad, high + pad
+    across = Scale(min(points)[0], max(points)[0], _CHART.left, _CHART.right)
+    up = Scale(low, high, _CHART.bottom, _CHART.top, wide)
+    return _drawn(
+        "chart",
+        number=number,
+        title=chart.title,
+        axis=chart.axis,
+        box=_CHART,
+        logarithmic=wide,
+        up=up.labels(),
+        across=across.labels(),
+        marks=list(_marks(chart.marks, across)),
+        curves=[_curve(curve, across, up) for curve in curves],
     )
 
 
+def _drawn(macro: str, **values: Any) -> str:
+    """Markup of a macro of the template; a `str` that Jinja does not escape again."""
+    drawing: str = getattr(render.macros("report/charts.html.j2"), macro)(**values)
+    return drawing
+
+
+def _curve(curve: Curve, across: Scale, up: Scale) -> dict[str, Any]:
+    """The path of a curve, broken where a value is not finite; its last, least, greatest value."""
+    pieces, pen = [], "M"
+    for x, y in curve.points:
+        if not _is_drawn((x, y)):
+            pen = "M"
+            continue
+        pieces.append(f"{pen}{across(x):.1f} {up(y):.1f}")
+        pen = "L"
+    values = [y for _, y in curve.finite()]
+    numbers = [short(value, 3) for value in (values[-1], min(values), max(values))]
+    return {"label": curve.label, "path": "".join(pieces), "numbers": numbers}
+
+
+def _marks(marks: Sequence[tuple[float, str]], across: Scale) -> Iterator[dict[str, Any]]:
+    """The marks within the scale; without `label_x` where a label would cover the one before."""
+    free = 0.0
+    for x, label in marks:
+        if across.low <= x <= across.high:
+            half = _LETTER_WIDTH / 2 * len(label)
+            middle = min(across(x), _CHART.width - half)
+            is_free = middle - half >= free
+            free = middle + half if is_free else free
+            label_x = round(middle, 1) if is_free else None
+            yield {"x": round(across(x), 1), "label": label, "label_x": label_x}
+
+
 def thin(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
-    """At most about `most` points with the same look: of each part the least and the greatest."""
+    """At most about `most` points with the same look: the least and greatest of each part."""
     if len(points) <= most:
         return list(points)
     size = math.ceil(len(points) / max(1, most // 2))
@@ -109,18 +170,6 @@ def thin(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, 
             ends = {min(part, key=lambda p: p[1]), max(part, key=lambda p: p[1])}
             kept += sorted(ends)
     return [*kept, points[-1]] if kept and kept[-1] != points[-1] else kept
-
-
-def _scale(
-    values: Iterable[float], ends: tuple[float, float], *, may_be_logarithmic: bool = False
-) -> _Scale:
-    known = list(values)
-    low, high = min(known), max(known)
-    wide = may_be_logarithmic and low > 0 and high / low >= _DECADES
-    if low == high and may_be_logarithmic:
-        pad = abs(low) / 10 or 1.0
-        low, high = low - pad, high + pad
-    return _Scale(low, high, *ends, wide)
 
 
 def ticks(low: float, high: float, *, logarithmic: bool = False) -> list[float]:
@@ -149,68 +198,6 @@ def short(value: float, digits: int = 4) -> str:
         if unit <= size < 1e15:  # noqa: PLR2004 - then as a power of ten
             return f"{value / (1e3 if suffix == 'k' else unit):.{digits}g}{suffix}"
     return f"{value:.{digits}g}"
-
-
-def _horizontal(up: _Scale) -> Iterator[str]:
-    """Lines across for the values, each with its number."""
-    for value in ticks(up.low, up.high, logarithmic=up.logarithmic):
-        y = up(value)
-        yield f'<path class="grid" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>'
-        yield f'<text class="end" x="{_LEFT - 6}" y="{y + 4:.1f}">{text(short(value))}</text>'
-
-
-def _vertical(across: _Scale, axis: str) -> Iterator[str]:
-    """The numbers of the axis below, and what they are."""
-    for value in ticks(across.low, across.high):
-        yield f'<text class="mid" x="{across(value):.1f}" y="{_HEIGHT - 18}">{short(value)}</text>'
-    middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    yield f'<text class="mid" x="{middle:.1f}" y="{_HEIGHT - 3}">{text(axis)}</text>'
-
-
-def _marked(marks: Sequence[tuple[float, str]], across: _Scale) -> Iterator[str]:
-    """Dashed lines up, each with its label where that does not cover the one before."""
-    free = 0.0
-    for x, label in marks:
-        if across.low <= x <= across.high:
-            at, half = across(x), _LETTER / 2 * len(label)
-            title = f"<title>{text(label)}</title>"
-            yield f'<path class="mark" d="M{at:.1f} {_TOP}V{_HEIGHT - _BOTTOM}">{title}</path>'
-            middle = min(at, _WIDTH - half)
-            if middle - half >= free:
-                free = middle + half
-                anchor = f'x="{middle:.1f}" y="{_TOP - 3}"'
-                yield f'<text class="mid small" {anchor}>{text(label)}</text>'
-
-
-def _line(curve: Curve, at: int, across: _Scale, up: _Scale) -> str:
-    """The line of a curve, broken where a value is no number."""
-    pieces, pen = [], "M"
-    for x, y in curve.points:
-        if not _is_drawn((x, y)):
-            pen = "M"
-            continue
-        pieces.append(f"{pen}{across(x):.1f} {up(y):.1f}")
-        pen = "L"
-    title = f"<title>{text(curve.label)}</title>"
-    return f'<path class="line c{at}" d="{"".join(pieces)}">{title}</path>'
-
-
-def _legend(curves: Sequence[Curve]) -> str:
-    """The curves in words: the last value, the least and the greatest."""
-    rows = []
-    for at, curve in enumerate(curves):
-        values = [y for _, y in curve.finite()]
-        numbers = (values[-1], min(values), max(values))
-        cells = "".join(f"<td>{short(number, 3)}</td>" for number in numbers)
-        swatch = f'<svg class="swatch" viewBox="0 0 24 8" aria-hidden="true">{_sample(at)}</svg>'
-        rows.append(f'<tr><th scope="row">{swatch}&nbsp;{text(curve.label)}</th>{cells}</tr>')
-    names = ("curve", "last", "least", "greatest")
-    head = "".join(f'<th scope="col">{name}</th>' for name in names)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-
-
-def _sample(at: int) -> str:
-    return f'<path class="line c{at}" d="M0 4H24"/>'
 
 
 _GROUPS = (
@@ -287,22 +274,12 @@ def _group_of(name: str) -> str:
     return next((group for group, names in _GROUPS if names.fullmatch(name)), "")
 
 
-_WIDE, _TALL = 1000, 330
-_AXES_LEFT, _AXES_RIGHT, _AXES_TOP, _AXES_BOTTOM = 70, 90, 34, 34
-"""Margins around the axes; texts are to the right of an axis."""
 _BELOW = -0.08
 """The height of a line below an axis on which it has no value."""
-_LONGEST_NAME = 18
-"""Characters of an axis' name and of a mark."""
-_BARS, _BAR_HEIGHT, _BAR_LABEL, _BAR_SHARE = 420, 22, 124, 40
-"""Width of the bars, height of one with its gap, width of its label, and of its number."""
-_STYLES = {
-    "best": "stroke:var(--c1);stroke-width:3",
-    "good": "stroke:var(--c0);stroke-width:1.6;opacity:.8",
-    "other": "stroke:var(--dim);stroke-width:1;opacity:.35",
-}
-KINDS = tuple(_STYLES)
-"""Of lines, the best first."""
+_BARS_WIDTH, _BAR_ROW, _BAR_LABEL, _BAR_SHARE = 420, 22, 124, 40
+"""Width of all bars, height of one with its gap, width of its label, and of its number."""
+KINDS = ("best", "good", "other")
+"""Of lines, the best first; `report.css` has a style for each."""
 
 
 class Axis(NamedTuple):
@@ -323,106 +300,55 @@ class Polyline(NamedTuple):
     kind: str
 
 
-def draw_coordinates(axes: Sequence[Axis], lines: Sequence[Polyline], title: str) -> Markup:
-    """The lines over the axes, better kinds above others; nothing without two axes and a line."""
+def draw_coordinates(axes: Sequence[Axis], lines: Sequence[Polyline], title: str) -> str:
+    """The lines over the axes, better kinds above others; nothing without two axes and a line.
+
+    A line passes below an axis on which it has no value.
+    """
     if len(axes) < 2 or not lines:  # noqa: PLR2004 - one axis has no line
-        return Markup("")
-    ordered = sorted(lines, key=lambda one: -KINDS.index(one.kind))
-    lacking = [any(one.heights[at] is None for one in lines) for at in range(len(axes))]
-    parts = [*(_polyline(one, len(axes)) for one in ordered), *_axes(axes, lacking)]
-    size = (_WIDE, _TALL)
-    return _figure(size, parts, title, "min-width:40rem")
+        return ""
+    xs = [_AXES.left + at * (_AXES.right - _AXES.left) / (len(axes) - 1) for at in range(len(axes))]
+    up = Scale(0.0, 1.0, _AXES.bottom, _AXES.top)
+    drawn_axes = []
+    for at, (x, axis) in enumerate(zip(xs, axes, strict=True)):
+        has_gap = any(line.heights[at] is None for line in lines)
+        marks = [*axis.marks, *([(_BELOW, "none")] if has_gap else [])]
+        labels = [(round(up(height), 1), mark) for height, mark in marks]
+        drawn_axes.append({"x": round(x, 1), "name": axis.name, "marks": labels})
+    drawn_lines = []
+    for line in sorted(lines, key=lambda line: -KINDS.index(line.kind)):
+        heights = [_BELOW if height is None else height for height in line.heights]
+        points = (f"{x:.1f} {up(height):.1f}" for x, height in zip(xs, heights, strict=True))
+        kind = f"{line.kind}-trial"
+        drawn_lines.append({"label": line.label, "path": f"M{'L'.join(points)}", "kind": kind})
+    return _drawn("coordinates", title=title, box=_AXES, axes=drawn_axes, lines=drawn_lines)
 
 
-def draw_bars(shares: Sequence[tuple[str, float]], title: str) -> Markup:
+def draw_bars(shares: Sequence[tuple[str, float]], title: str) -> str:
     """A bar for each name, of a share from 0 to 1; nothing without any."""
     if not shares:
-        return Markup("")
-    parts = [part for at, one in enumerate(shares) for part in _bar(at, *one)]
-    return _figure((_BARS, len(shares) * _BAR_HEIGHT), parts, title, "max-width:32rem")
+        return ""
+    most = _BARS_WIDTH - _BAR_LABEL - _BAR_SHARE
+    rows = [
+        (name, round(max(1.0, min(1.0, share) * most), 1), f"{share:.0%}") for name, share in shares
+    ]
+    box = {"width": _BARS_WIDTH, "row": _BAR_ROW, "left": _BAR_LABEL}
+    return _drawn("bars", title=title, box=box, rows=rows)
 
 
-def _figure(size: tuple[int, int], parts: Sequence[str], title: str, width: str) -> Markup:
-    return Markup(
-        f'<div class="wide" tabindex="0"><svg viewBox="0 0 {size[0]} {size[1]}" role="img"'
-        f' aria-label="{text(title)}" style="{width}">{"".join(parts)}</svg></div>'
-    )
+_STRIP_WIDTH = 640
+_LEAST_WIDTH = 2.0
+"""Width of the shortest part of a run's time."""
 
 
-def _x(at: int, count: int) -> float:
-    return _AXES_LEFT + at * (_WIDE - _AXES_LEFT - _AXES_RIGHT) / (count - 1)
-
-
-def _y(height: float) -> float:
-    return _TALL - _AXES_BOTTOM - height * (_TALL - _AXES_BOTTOM - _AXES_TOP)
-
-
-def _polyline(one: Polyline, count: int) -> str:
-    """A line, which passes below an axis on which it has no value."""
-    points = (
-        f"{_x(at, count):.1f} {_y(_BELOW if height is None else height):.1f}"
-        for at, height in enumerate(one.heights)
-    )
-    shape = f'class="line" style="{_STYLES[one.kind]}" d="M{"L".join(points)}"'
-    return f"<path {shape}><title>{text(one.label)}</title></path>"
-
-
-def _axes(axes: Sequence[Axis], lacking: Sequence[bool]) -> Iterator[str]:
-    """The axes; `lacking` says on which of them some line has no value."""
-    for at, axis in enumerate(axes):
-        x = _x(at, len(axes))
-        line = f"M{x:.1f} {_AXES_TOP}V{_TALL - _AXES_BOTTOM}"
-        yield f'<path class="grid" style="stroke:var(--ink)" d="{line}"/>'
-        name = (
-            f'class="mid" style="fill:var(--ink);font-weight:600" x="{x:.1f}" y="{_AXES_TOP - 16}"'
-        )
-        yield f"<text {name}>{_brief(axis.name)}<title>{text(axis.name)}</title></text>"
-        none = [(_BELOW, "none")] if lacking[at] else []
-        for height, mark in (*axis.marks, *none):
-            where = f'x="{x + 5:.1f}" y="{_y(height) + 4:.1f}"'
-            # the color of the paper around the letters, since lines cross them
-            halo = 'style="paint-order:stroke;stroke:var(--paper);stroke-width:3"'
-            yield f"<text {where} {halo}>{_brief(mark)}</text>"
-
-
-def _bar(at: int, name: str, share: float) -> Iterator[str]:
-    top, most = at * _BAR_HEIGHT, _BARS - _BAR_LABEL - _BAR_SHARE
-    width = max(1.0, min(1.0, share) * most)
-    yield f'<text class="end" x="{_BAR_LABEL - 8}" y="{top + 15}">{_brief(name)}</text>'
-    size = f'width="{width:.1f}" height="{_BAR_HEIGHT - 6}"'
-    yield f'<rect class="ran" x="{_BAR_LABEL}" y="{top + 3}" {size}/>'
-    yield f'<text x="{_BAR_LABEL + width + 6:.1f}" y="{top + 15}">{share:.0%}</text>'
-
-
-def _brief(name: str) -> Markup:
-    return text(name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…")
-
-
-_STRIP_WIDTH, _STRIP_HEIGHT = 640, 26
-
-
-def share_bar(parts: Sequence[tuple[str, float]]) -> Markup:
-    """The parts side by side, each with its share from 0 to 1, and a legend."""
-    x, drawn, named = 0.0, [], []
+def share_bar(parts: Sequence[tuple[str, float]]) -> str:
+    """The parts of a whole side by side, each with its share from 0 to 1, and a legend."""
+    x, drawn = 0.0, []
     for at, (name, share) in enumerate(parts):
-        width, title = share * _STRIP_WIDTH, text(f"{name} {share:.0%}")
-        size = f'width="{width:.1f}" height="{_STRIP_HEIGHT}"'
-        shape = f'<rect class="f{at % COLORS}" x="{x:.1f}" {size}>'
-        drawn.append(f"{shape}<title>{title}</title></rect>")
-        swatch = f'<rect class="f{at % COLORS}" width="12" height="12"/>'
-        icon = f'<svg class="key" viewBox="0 0 12 12" aria-hidden="true">{swatch}</svg>'
-        named.append(f"<span>{icon} {title}</span>")
+        width = share * _STRIP_WIDTH
+        drawn.append(_strip_part(f"f{at % COLORS}", x, width, f"{name} {share:.0%}"))
         x += width
-    label = text("; ".join(f"{name} {share:.0%}" for name, share in parts))
-    return Markup(
-        f'<svg viewBox="0 0 {_STRIP_WIDTH} {_STRIP_HEIGHT}" role="img" aria-label="{label}"'
-        f' preserveAspectRatio="none" class="bar">{"".join(drawn)}</svg>'
-        f'<p class="keys">{" ".join(named)}</p>'
-    )
-
-
-_LEAST = 2.0
-"""Width of the shortest part."""
+    return _drawn("strip", parts=drawn, keys=True)
 
 
 class TimePart(NamedTuple):
@@ -434,20 +360,18 @@ class TimePart(NamedTuple):
     label: str
 
 
-def time_bar(parts: Sequence[TimePart]) -> Markup:
-    """The parts side by side; nothing where they take no time."""
+def time_bar(parts: Sequence[TimePart]) -> str:
+    """The parts of a run's time side by side; nothing if they take no time."""
     if not parts or parts[-1].end <= parts[0].begin:
-        return Markup("")
-    start, size = parts[0].begin, parts[-1].end - parts[0].begin
+        return ""
+    across = Scale(parts[0].begin, parts[-1].end, 0.0, _STRIP_WIDTH)
     drawn = []
-    for number, one in enumerate(parts):
-        x = (one.begin - start) / size * _STRIP_WIDTH
-        width = max(_LEAST, (one.end - one.begin) / size * _STRIP_WIDTH)
-        kind = f"{one.kind}{' odd' if number % 2 == 0 else ''}"
-        shape = f'<rect class="{kind}" x="{x:.1f}" width="{width:.1f}" height="{_STRIP_HEIGHT}">'
-        drawn.append(f"{shape}<title>{text(one.label)}</title></rect>")
-    label = text("; ".join(one.label for one in parts))
-    return Markup(
-        f'<svg viewBox="0 0 {_STRIP_WIDTH} {_STRIP_HEIGHT}" role="img" aria-label="{label}"'
-        f' preserveAspectRatio="none" class="bar">{"".join(drawn)}</svg>'
-    )
+    for number, part in enumerate(parts):
+        kind = f"{part.kind}{' odd' if number % 2 == 0 else ''}"
+        width = max(_LEAST_WIDTH, across(part.end) - across(part.begin))
+        drawn.append(_strip_part(kind, across(part.begin), width, part.label))
+    return _drawn("strip", parts=drawn)
+
+
+def _strip_part(kind: str, x: float, width: float, label: str) -> dict[str, Any]:
+    return {"kind": kind, "x": round(x, 1), "width": round(width, 1), "label": label}

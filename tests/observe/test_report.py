@@ -15,8 +15,10 @@ import pytest
 
 from deploykit.backends import base as backend
 from deploykit.cli import main as cli
+from deploykit.cli import report_page
 from deploykit.job.model import State, Status
-from deploykit.observe import charts, html, usage
+from deploykit.lib import render
+from deploykit.observe import charts, usage
 from deploykit.observe.charts import Chart, Curve
 from deploykit.run import registry
 from tests.browser import AXE, BROWSER, findings, opened
@@ -65,7 +67,7 @@ def checked(path):
     """The page, after what every page must be: safe, nested, described, within its size."""
     shown = Page(path)
     assert shown.open == []
-    assert Path(path).stat().st_size <= html.LARGEST
+    assert Path(path).stat().st_size <= report_page.MAX_BYTES
     assert {tag for tag, _ in shown.tags}.isdisjoint({"script", "iframe", "object", "link", "form"})
     (policy,) = [one["content"] for one in shown.all("meta") if "http-equiv" in one]
     assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'")
@@ -114,7 +116,7 @@ def test_a_run_that_succeeded(live, here, capsys):
     assert shown.out.startswith("report-live-run.html: ")
     found = checked("report-live-run.html")
     assert "live-run succeeded" in found.text
-    assert re.search(r"live-run (succeeded|is).* 2 nodes with 4 ranks each", found.text)
+    assert re.search(r"live-run (succeeded|is).* 2 nodes, 8 ranks", found.text)
     assert "It reached step 3/99, loss 0.5." in found.text
     assert "command train.py --lr 0.1 handle" in found.text
     assert "secret:env:TOKEN" in found.text  # the reference; no report has the secret
@@ -452,8 +454,11 @@ def test_a_bar_without_time_is_none():
 
 
 def test_long_texts_are_cut():
-    assert len(html.text("x" * 10**6)) < 3000
-    assert "characters ..." in html.block("<" * 10**6)
+    parts = render.macros("report/parts.html.j2")
+    assert len(parts.remark("x" * 10**6)) < 3000
+    shown = parts.block("<" * 10**6)
+    assert "characters ..." in shown
+    assert len(shown) < 10**5
 
 
 @pytest.mark.skipif(BROWSER is None, reason="optional: no Chromium")

@@ -102,7 +102,7 @@ def test_a_line_passes_below_an_axis_on_which_it_has_no_value():
     line = charts.Polyline("t<", [0.0, None, 1.0], "best")
     drawn = charts.draw_coordinates(axes, [line], "it")
     assert "&lt;b&gt;" in drawn
-    assert drawn.count('class="line"') == 1
+    assert drawn.count('class="line best-trial"') == 1
     assert drawn.count("M") == 1 + 3  # a line in one piece, three axes
     assert drawn.count(">none</text>") == 1
     assert (
