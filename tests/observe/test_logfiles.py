@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from deploykit.job.model import LogLine
-from deploykit.observe import log_merge, logfiles
+from deploykit.observe import logfiles
 
 
 def texts(folder, **how):
@@ -23,11 +23,11 @@ def texts(folder, **how):
 def test_marks_are_taken_off():
     when = datetime(2026, 11, 21, 1, 46, 8, 123000, tzinfo=UTC)
     mark = "2026-11-21T01:46:08.123Z"
-    assert log_merge.parse(f"{mark} [rank 3]  indented", 1) == LogLine(" indented", 1, 3, when)
-    assert log_merge.parse(f"{mark} [node 1] up", 1) == LogLine("up", 1, None, when)
-    assert log_merge.parse(f"{mark} [rank 3] ", 0) == LogLine("", 0, 3, when)
+    assert logfiles.parse(f"{mark} [rank 3]  indented", 1) == LogLine(" indented", 1, 3, when)
+    assert logfiles.parse(f"{mark} [node 1] up", 1) == LogLine("up", 1, None, when)
+    assert logfiles.parse(f"{mark} [rank 3] ", 0) == LogLine("", 0, 3, when)
     for plain in ("", "hello", "[rank 3] x", f"{mark} rank 3 x", "2026 [rank 1] x"):
-        assert log_merge.parse(plain, None) == LogLine(plain)
+        assert logfiles.parse(plain, None) == LogLine(plain)
 
 
 def test_nodes_are_merged_by_time_and_lines_without_one_stay_behind_theirs(tmp_path):
@@ -124,7 +124,7 @@ def chosen(lines):
 def test_many_files_are_merged_in_little_memory(many, monkeypatch):
     expected = sorted_at_once(many)
     assert shown(logs_of(many)) == expected
-    monkeypatch.setattr(log_merge, "_BUDGET", 1 << 16)
+    monkeypatch.setattr(logfiles, "_BUDGET", 1 << 16)
     tracemalloc.start()
     count = sum(1 for _ in logs_of(many))
     _, peak = tracemalloc.get_traced_memory()
@@ -222,7 +222,7 @@ def in_order(logs):
     for number, (node, lines) in enumerate(logs):
         last = ""
         for line in "".join(lines).removesuffix("\n").split("\n"):
-            parsed = log_merge.parse(line, node)
+            parsed = logfiles.parse(line, node)
             if parsed.time is not None:
                 last = max(last, line[:24])
             entries.append((last, number, parsed))
@@ -232,9 +232,9 @@ def in_order(logs):
 @pytest.mark.parametrize("seed", range(40))
 def test_any_logs_are_merged_in_blocks_of_any_size(tmp_path, monkeypatch, seed):
     rng = random.Random(seed)
-    monkeypatch.setattr(log_merge, "_SMALLEST", rng.choice([16, 300, 1 << 12]))
-    monkeypatch.setattr(log_merge, "_BUDGET", 0)
-    monkeypatch.setattr(log_merge, "_OPEN", rng.choice([0, 2]))
+    monkeypatch.setattr(logfiles, "_SMALLEST", rng.choice([16, 300, 1 << 12]))
+    monkeypatch.setattr(logfiles, "_BUDGET", 0)
+    monkeypatch.setattr(logfiles, "_OPEN", rng.choice([0, 2]))
     logs = [(node, list(any_lines(rng, node))) for node in range(rng.randrange(1, 6))]
     logs = [(node, lines) for node, lines in logs if lines]
     for node, lines in logs:
@@ -266,9 +266,9 @@ def test_the_last_lines_of_a_rank(many, count):
 
 def test_for_the_last_lines_the_ends_are_read(many, monkeypatch):
     """And no more files are open than the system allows."""
-    read, read_block = [], log_merge._Source._read
+    read, read_block = [], logfiles._Source._read
     monkeypatch.setattr(
-        log_merge._Source, "_read", lambda one: read.append(read_block(one)) or read[-1]
+        logfiles._Source, "_read", lambda one: read.append(read_block(one)) or read[-1]
     )
     monkeypatch.setattr(logfiles, "_WINDOW", 1 << 12)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)

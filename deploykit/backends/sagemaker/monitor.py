@@ -21,7 +21,7 @@ from deploykit.lib.errors import (
     NotPermitted,
     TryAgain,
 )
-from deploykit.observe import log_merge
+from deploykit.observe import logfiles
 from deploykit.observe.metrics.points import Point, final_metrics
 
 _OTHER_PROFILE = "choose the profile of that account: AWS_PROFILE, aws sso login"
@@ -338,7 +338,7 @@ def _new_lines(client: Any, stream: str, tokens: dict[str, str]) -> Iterator[_Or
 
 
 def _line(event: Any, node: int | None) -> LogLine:
-    line = log_merge.parse(_text(event, "message").rstrip("\n"), node)
+    line = logfiles.parse(_text(event, "message").rstrip("\n"), node)
     if line.time is not None:
         return line
     return line._replace(time=datetime.fromtimestamp(_milliseconds(event) / 1000, UTC))

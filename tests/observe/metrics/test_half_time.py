@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from deploykit.job.model import LogLine
-from deploykit.observe import log_merge
+from deploykit.observe import logfiles
 from deploykit.observe.metrics import progress, series
 from deploykit.observe.metrics.log_reader import LogReader
 from deploykit.observe.metrics.progress import Length
@@ -39,7 +39,7 @@ NAMES = sorted(path.stem for path in HALVES.glob("*.log"))
 def lines(path):
     if not path.exists():
         return []
-    return [log_merge.parse(line, 0) for line in path.read_bytes().decode().split("\n") if line]
+    return [logfiles.parse(line, 0) for line in path.read_bytes().decode().split("\n") if line]
 
 
 def looked_at(name, part, *, watched):

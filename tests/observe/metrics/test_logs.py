@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from deploykit.cli import progress_text
 from deploykit.job.model import LogLine
-from deploykit.observe import log_merge
+from deploykit.observe import logfiles
 from deploykit.observe.metrics import progress
 from deploykit.observe.metrics.log_reader import LogReader
 from deploykit.observe.metrics.points import final_metrics
@@ -54,7 +54,7 @@ ONLY_EPOCHS = {
 
 def lines(name):
     text = (LOGS / f"{name}.log").read_bytes().decode()
-    return [log_merge.parse(line, 0) for line in text.split("\n") if line]
+    return [logfiles.parse(line, 0) for line in text.split("\n") if line]
 
 
 def read(found, known=Length()):  # noqa: B008 - it is not changed
