@@ -24,27 +24,17 @@ from deploykit.job.model import Handle, LogLine
 from deploykit.lib import paths
 from deploykit.lib.errors import NotFound
 
-_LINE = re.compile(
-    r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) \[(rank|node) (\d{1,9})\] ?(.*)",
-    re.DOTALL | re.ASCII,
+_STAMP = (
+    r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])"
+    r"T(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d\.\d{3}Z"
 )
-_DAY = (
-    r"\d{4}-(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1\d|2[0-8])|(?:0[13-9]|1[0-2])-(?:29|30)"
-    r"|(?:0[13578]|1[02])-31)"
-)
-_STAMP = rf"(?!0000){_DAY}T(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d\.\d{{3}}Z"
-"""A time that exists."""
-_EXISTS = re.compile(_STAMP, re.ASCII)
+_LINE = re.compile(rf"({_STAMP}) \[(rank|node) (\d{{1,9}})\] ?(.*)", re.DOTALL | re.ASCII)
 _STAMPED = re.compile(rf"{_STAMP} \[(?:rank|node) \d{{1,9}}\]", re.ASCII)
 _NUMBER = r"(?:0|[1-9]\d{0,8})"
-_PLAIN = re.compile(rf"\n(.{{24}}) (?=\[rank {_NUMBER}\] )", re.ASCII)
-_PLAIN_OR_NODE = re.compile(rf"\n(.{{24}}) (?=\[(?:rank|node) {_NUMBER}\] )", re.ASCII)
+_PLAIN = re.compile(rf"\n({_STAMP}) (?=\[rank {_NUMBER}\] )", re.ASCII)
+_PLAIN_OR_NODE = re.compile(rf"\n({_STAMP}) (?=\[(?:rank|node) {_NUMBER}\] )", re.ASCII)
 """Split lines whose text in a pipe is what follows their time, if the node is that of the file."""
 _WIDTH = len("2026-11-21T01:46:08.123Z")
-_DIGITS = bytes.maketrans(b"123456789", b"000000000")
-_FORM = b"0000-00-00T00:00:00.000Z"
-_HOUR, _MINUTE, _SECOND = slice(14), slice(14, None, _WIDTH), slice(17, None, _WIDTH)
-"""Of a time, its part down to the hour; of joined times, the tens of minutes and of seconds."""
 _BEFORE_ALL = ""
 _AFTER_ALL = "9999-12-31T23:59:59.999Z"
 _HEAD = 60
@@ -55,6 +45,25 @@ _SMALLEST, _LARGEST = 1 << 12, 1 << 18
 """Bytes of a block."""
 _OPEN = 256
 """Files that stay open, at most; others are opened again for each block."""
+BAR = "progress"
+"""In a run folder: the current state of the progress bar of rank 0."""
+ALL = ("logs/*.log", "tasks/*/logs/*.log")
+"""In a run folder: the logs of a job, and those of the tasks of a job array."""
+_NODE = re.compile(r"node-(\d{1,9})\.log")
+_TASK = re.compile(r"/tasks/(\d{1,9})/logs/[^/]+$")
+_REFUSAL = re.compile(r"(?m)^deploykit: (the job cannot start: .{1,1000})$")
+"""What the script of a job prints before it ends with 78: a module, `setup`, an environment."""
+_END = 1 << 16
+"""Bytes at the end of a log in which that is looked for."""
+_BEGINNING = datetime.min.replace(tzinfo=UTC)
+_LONGEST_BAR = 1 << 17
+"""Bytes of the state of a progress bar."""
+_PAUSE = 0.2
+"""Seconds between two reads while following, of few files."""
+_LOOKS = 1000.0
+"""Files that are looked at in a second: they are on a folder that all nodes share."""
+_WINDOWS, _WINDOW, _WINDOW_AT_LEAST = 1 << 22, 1 << 16, 1 << 12
+"""Bytes at the ends of all files, and of each, that are read at first for their last lines."""
 
 
 def parse(text: str, node: int | None, task: int | None = None) -> LogLine:
@@ -63,13 +72,17 @@ def parse(text: str, node: int | None, task: int | None = None) -> LogLine:
     if match is None:
         return LogLine(text, node, task=task)
     when, kind, number, rest = match.groups()
-    try:
-        moment = datetime.fromisoformat(when)
-    except ValueError:  # the 45th of the 13th month
-        return LogLine(text, node, task=task)
     bar = rest.startswith("\r") and len(rest) > 1  # entrypoints/deploykit_node/progress.py
     rank = int(number) if kind == "rank" else None
-    return LogLine(rest[bar:], node, rank, moment, task, bar)
+    return LogLine(rest[bar:], node, rank, _moment(when), task, bar)
+
+
+def _moment(stamp: str) -> datetime | None:
+    """The time of a stamp; None for the 30th of February."""
+    try:
+        return datetime.fromisoformat(stamp)
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -203,7 +216,7 @@ def end_of(part: Part, size: int) -> tuple[Part, str | None]:
 
 def _stamp(line: bytes) -> str | None:
     text = line[:_HEAD].decode(errors="surrogateescape")
-    return text[:_WIDTH] if _STAMPED.match(text) else None
+    return text[:_WIDTH] if _STAMPED.match(text) and _moment(text[:_WIDTH]) else None
 
 
 def _entries(line: re.Pattern[str], block: str) -> tuple[list[str], list[str]] | None:
@@ -212,20 +225,6 @@ def _entries(line: re.Pattern[str], block: str) -> tuple[list[str], list[str]] |
     times, texts = pieces[1::2], pieces[2::2]
     is_whole = not pieces[0] and "\n" not in "".join(texts)  # a fifth of the time of counting lines
     return (times, texts) if is_whole else None
-
-
-def _exist(times: Sequence[str]) -> bool:
-    """Whether all are times that exist: texts of the width of one, in order.
-
-    Those of one hour are checked together, in a third of the time.
-    """
-    joined = "".join(times).encode("ascii", "replace")
-    if joined.translate(_DIGITS) != _FORM * len(times):
-        return False
-    tens = joined[_MINUTE] + joined[_SECOND]
-    if times[0][_HOUR] == times[-1][_HOUR] and not tens.translate(None, b"012345"):
-        return _EXISTS.fullmatch(times[0]) is not None
-    return all(map(_EXISTS.fullmatch, set(times)))
 
 
 class _Source:
@@ -291,7 +290,7 @@ class _Source:
         if not block:
             return
         times, texts = self._split(block)
-        plain = bool(times) and self._last <= times[0] and times == sorted(times) and _exist(times)
+        plain = bool(times) and self._last <= times[0] and times == sorted(times)
         if not plain:
             entries = list(self._joined(block.removesuffix("\n").split("\n")))
             times, texts = [time for time, _ in entries], [text for _, text in entries]
@@ -323,27 +322,6 @@ class _Source:
                 last, group = line[:_WIDTH], []
             group.append(line)
         yield last, "\n".join(["", *group])
-
-
-BAR = "progress"
-"""In a run folder: the current state of the progress bar of rank 0."""
-ALL = ("logs/*.log", "tasks/*/logs/*.log")
-"""In a run folder: the logs of a job, and those of the tasks of a job array."""
-_NODE = re.compile(r"node-(\d{1,9})\.log")
-_TASK = re.compile(r"/tasks/(\d{1,9})/logs/[^/]+$")
-_REFUSAL = re.compile(r"(?m)^deploykit: (the job cannot start: .{1,1000})$")
-"""What the script of a job prints before it ends with 78: a module, `setup`, an environment."""
-_END = 1 << 16
-"""Bytes at the end of a log in which that is looked for."""
-_BEGINNING = datetime.min.replace(tzinfo=UTC)
-_LONGEST_BAR = 1 << 17
-"""Bytes of the state of a progress bar."""
-_PAUSE = 0.2
-"""Seconds between two reads while following, of few files."""
-_LOOKS = 1000.0
-"""Files that are looked at in a second: they are on a folder that all nodes share."""
-_WINDOWS, _WINDOW, _WINDOW_AT_LEAST = 1 << 22, 1 << 16, 1 << 12
-"""Bytes at the ends of all files, and of each, that are read at first for their last lines."""
 
 
 def whole(handle: Handle) -> Path:

@@ -138,7 +138,7 @@ def test_texts_for_a_pipe_are_the_lines(many):
     (many / "node-3.log").write_text(
         stamped(5, 3, "\r 10% of a bar")
         + "a line of its own\n"
-        + "2026-02-30T01:00:00.000Z [rank 3] no such day\n"
+        + "2026-02-32T01:00:00.000Z [rank 3] no such day\n"
         + stamped(7, "04", "a rank with a zero")
         + stamped(6, 3, "earlier than the line before")
         + "2026-11-21T01:00:09.000Z [node 3] launcher\n"
@@ -160,7 +160,7 @@ def test_texts_for_a_pipe_are_the_lines(many):
     assert own[:8] == [
         "[rank 3]  10% of a bar",
         "[node 3] a line of its own",
-        "[node 3] 2026-02-30T01:00:00.000Z [rank 3] no such day",
+        "[node 3] 2026-02-32T01:00:00.000Z [rank 3] no such day",
         "[rank 3] earlier than the line before",
         "[node 3] launcher",
         "[rank 3] ",
@@ -171,7 +171,7 @@ def test_texts_for_a_pipe_are_the_lines(many):
 
 ODD_TIMES = (
     *("2026-11-21T01:60:00.000Z", "2026-11-21T01:00:60.000Z", "2026-11-21T24:00:00.000Z"),
-    *("2026-02-30T01:00:00.000Z", "2026-13-01T01:00:00.000Z", "0000-01-01T01:00:00.000Z"),
+    *("2026-11-32T01:00:00.000Z", "2026-13-01T01:00:00.000Z", "2026-00-01T01:00:00.000Z"),
     *("2026-11-21 01:00:00.000Z", "2026-11-21T01:00:00,000Z", "2026-11-2\u0661T01:00:00.000Z"),
     "2026-11-21T01:00:00.00\udce9Z",
 )
@@ -192,12 +192,24 @@ def test_one_time_that_does_not_exist_is_seen_among_others(tmp_path, odd, hours)
         assert shown(batch.lines()) == in_order([(0, lines)])
 
 
+def test_the_29th_of_february_is_a_day_and_the_30th_has_no_time(tmp_path):
+    (tmp_path / "node-0.log").write_text(
+        "2028-02-29T01:00:01.000Z [rank 0] a\n2028-02-29T01:00:03.000Z [rank 0] c\n"
+        "2028-02-30T01:00:00.000Z [rank 0] d\n"
+    )
+    (tmp_path / "node-1.log").write_text("2028-02-29T01:00:02.000Z [rank 1] b\n")
+    lines = list(logs_of(tmp_path))
+    assert [line.text for line in lines] == ["a", "b", "c", "d"]
+    assert [line.time is None for line in lines] == [False, False, False, True]
+    assert [line.text for line in logs_of(tmp_path).tail(2, chosen)] == ["c", "d"]
+
+
 def any_lines(rng, node):
     """Lines of a log, most of them plain, many at the same time, a few of any kind."""
     at = 0
     odd = [
         *("no time", "", "\r", "caf\udce9", "[rank 2] no time either"),
-        "2026-02-30T01:00:00.000Z [rank 1] no such day",
+        "2026-02-32T01:00:00.000Z [rank 1] no such day",
         *(
             f"2026-11-21T01:00:00.000Z {mark}"
             for mark in ("[rank 1]", "[gpu 1] ", "[rank x] ", "[rank 1\u0663] x")
