@@ -11,7 +11,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from deploykit.job.decode import from_json, read_json, read_record
+from deploykit.job.decode import read_json
+from deploykit.observe import exit_records
 
 FOLDER = "stacks"
 """In a run folder: a folder for each dump, named by its time, with a file for each node."""
@@ -96,7 +97,7 @@ def read(folder: Path) -> Dump:
     ranks = {one.rank: one for node in nodes for one in _ranks(node)}
     sizes = (node.get("world_size") for node in nodes)
     size = max((size for size in sizes if isinstance(size, int)), default=0)
-    times = [time for node in nodes if (time := _time(node.get("time")))]
+    times = [time for node in nodes if (time := exit_records.moment(node.get("time")))]
     ordered = tuple(ranks[rank] for rank in sorted(ranks))
     return Dump(folder, max(times, default=None), ordered, max(0, size))
 
@@ -105,13 +106,6 @@ def newest(run_folder: Path) -> Path | None:
     """The folder of the last dump of a run; None without one."""
     folders = [path for path in (run_folder / FOLDER).glob("*") if any(path.glob("*.json"))]
     return max(folders, key=lambda path: path.name, default=None)
-
-
-def _time(text: object) -> datetime | None:
-    with contextlib.suppress(TypeError, ValueError, OverflowError):
-        moment = datetime.fromisoformat(str(text))
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
-    return None
 
 
 def _ranks(node: dict[str, Any]) -> Iterator[RankStacks]:
@@ -432,22 +426,24 @@ def _process_data(process: Process) -> dict[str, Any]:
     }
 
 
-_LARGEST = 1 << 16
-_MOST_NODES, _MOST_PROCESSES, _LONGEST_ADDRESS = 10_000, 100_000, 300
-_MOST_SECONDS = 10**9
+_MAX_SECONDS = 10**9
 _MINUTE, _MINUTES = 60, 60
 _STEP = 5
-"""From so many minutes on, the time is told in steps of so many."""
+"""From this many minutes, the time is given in steps of as many."""
 
 
 def stall_reason(folder: Path) -> str:
     """``no progress for 4 min: rank 3 is in ...``; empty while a node makes progress."""
-    records = [_stall_record(path) for path in sorted(folder.glob("exit_records/stall-*.json"))]
-    last = max((record["attempt"] for record in records if record), default=0)
-    stalled = [record for record in records if record and record["attempt"] == last]
-    if not stalled or len(stalled) < stalled[0]["nodes"]:
+    records = [
+        (record, noted - timedelta(seconds=record["seconds"]))
+        for _, record in exit_records.numbered(folder, "stall")
+        if (noted := exit_records.moment(record["time"])) and 0 <= record["seconds"] < _MAX_SECONDS
+    ]
+    last = max((record["attempt"] for record, _ in records), default=0)
+    stalled = [record for record, _ in records if record["attempt"] == last]
+    if not stalled or not 0 < stalled[0]["nodes"] <= len(stalled):
         return ""
-    since = max(_since(record) for record in stalled)
+    since = max(begin for record, begin in records if record["attempt"] == last)
     text = f"no progress for {_span((datetime.now(UTC) - since).total_seconds())}"
     if all(record["waiting"] for record in stalled):
         return f"{text}: {_waiting(stalled)}"
@@ -471,48 +467,6 @@ def _waiting(stalled: Sequence[dict[str, Any]]) -> str:
 def _ranks_of_dump(folder: Path, name: str) -> tuple[RankStacks, ...]:
     safe = Path(name).name == name
     return read(folder / FOLDER / name).ranks if safe else ()
-
-
-def _stall_record(path: Path) -> dict[str, Any]:
-    """A valid record; empty for any other file."""
-    try:
-        data = from_json(read_record(path, _LARGEST))
-    except (OSError, ValueError):
-        return {}
-    match data:
-        case {
-            "time": str(time),
-            "seconds": int(seconds),
-            "dump": str(),
-            "nodes": int(nodes),
-            "attempt": int(),
-        } if 0 <= seconds < _MOST_SECONDS and 0 < nodes <= _MOST_NODES and _moment(time):
-            return {**data, **_meeting(data)}
-    return {}
-
-
-def _meeting(data: dict[str, Any]) -> dict[str, Any]:
-    """What is recorded of processes that wait in `init_process_group`."""
-    match data:
-        case {"waiting": int(count), "address": str(address), "refused": bool(refused)} if (
-            0 <= count <= _MOST_PROCESSES and len(address) <= _LONGEST_ADDRESS
-        ):
-            return {"waiting": count, "address": address, "refused": refused}
-    return {"waiting": 0, "address": "", "refused": False}
-
-
-def _since(record: dict[str, Any]) -> datetime:
-    """When the last sign of progress was seen."""
-    noted = _moment(record["time"]) or datetime.now(UTC)
-    return noted - timedelta(seconds=record["seconds"])
-
-
-def _moment(text: str) -> datetime | None:
-    try:
-        moment = datetime.fromisoformat(text)
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
 
 
 def _span(seconds: float) -> str:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from deploykit.job.decode import from_json, read_record, whole
+from deploykit.observe import exit_records
 
-_LARGEST = 1 << 18
-_LARGEST_HISTORY = 1 << 23
-_MOST_NODES = 64
-_MOST = 10**18
-_MOST_NAMES, _LONGEST = 64, 200
+_MAX_HISTORY_BYTES = 1 << 23
+_MAX_NODES = 64
+_MAX_NUMBER = 10**18
+_MAX_NAMES, _MAX_CHARACTERS = 64, 200
 """Of versions and GPUs, and characters of each."""
 
 
@@ -46,75 +44,71 @@ class Sample(NamedTuple):
 
 def history(folder: Path) -> list[Sample]:
     """What the ranks used over time, of all attempts, in the order of time."""
-    files = sorted(folder.glob("exit_records/history-*.jsonl"))[:_MOST_NODES]
-    return sorted((one for path in files for one in _samples(path)), key=lambda one: one.time)
+    files = sorted(folder.glob("exit_records/history-*.jsonl"))[:_MAX_NODES]
+    samples = (sample for path in files for sample in _samples(path))
+    return sorted(samples, key=lambda sample: sample.time)
 
 
 def _samples(path: Path) -> Iterator[Sample]:
+    node = whole(path.stem.rpartition("-")[2])
     try:
-        lines = read_record(path, _LARGEST_HISTORY).splitlines()
+        lines = read_record(path, _MAX_HISTORY_BYTES).splitlines()
     except (OSError, ValueError):
         return
     for line in lines:
-        with contextlib.suppress(ValueError, OverflowError):
-            data = from_json(line)
-            time = data.get("time") if isinstance(data, dict) else None
-            if isinstance(time, str):
-                seconds = datetime.fromisoformat(time).timestamp()
-                yield from (Sample(seconds, one) for one in _ranks(path, data))
+        try:
+            record = from_json(line)
+        except ValueError:
+            continue
+        time = exit_records.moment(record.get("time")) if isinstance(record, dict) else None
+        if time is not None and node is not None and isinstance(record.get("ranks"), dict):
+            yield from (Sample(time.timestamp(), usage) for usage in _ranks(node, record))
 
 
 def read(folder: Path, attempt: int) -> list[RankUsage]:
     """The last usage of each rank in an attempt, by rank; of nodes that have not ended."""
     ended = {path.name.removeprefix("node") for path in folder.glob("exit_records/node-*.json")}
-    paths = folder.glob("exit_records/usage-*.json")
-    running = (path for path in paths if path.name.removeprefix("usage") not in ended)
-    usage = [one for path in running for one in _of_node(path, attempt)]
-    return sorted(usage, key=lambda one: one.rank)
+    usage = [
+        rank
+        for node, record in exit_records.numbered(folder, "usage")
+        if record["attempt"] == attempt and f"-{node}.json" not in ended
+        for rank in _ranks(node, record)
+    ]
+    return sorted(usage, key=lambda rank: rank.rank)
 
 
-def _of_node(path: Path, attempt: int) -> Iterator[RankUsage]:
-    try:
-        data = from_json(read_record(path, _LARGEST))
-    except (OSError, ValueError):
-        return
-    if isinstance(data, dict) and data.get("attempt") == attempt:
-        yield from _ranks(path, data)
+def _ranks(node: int, record: dict[str, Any]) -> Iterator[RankUsage]:
+    for name, values in record["ranks"].items():
+        rank = whole(name)
+        if rank is not None and isinstance(values, dict):
+            numbers = {key: _number(values.get(key)) for key in _KEYS}
+            whole_numbers = {key: int(n) for key, n in numbers.items() if n is not None}
+            yield RankUsage(
+                rank=rank,
+                node=node,
+                cpu=numbers["cpu"],
+                memory=whole_numbers.get("rss"),
+                gpu=whole_numbers.get("gpu"),
+                gpu_memory=whole_numbers.get("gpu_memory"),
+                gpu_size=whole_numbers.get("gpu_size"),
+            )
 
 
-def _ranks(path: Path, data: dict[str, Any]) -> Iterator[RankUsage]:
-    """The ranks in a record, whose file has the number of their node in its name."""
-    node = whole(path.stem.rpartition("-")[2])
-    match data:
-        case {"ranks": dict(ranks)}:
-            for name, one in ranks.items():
-                rank = whole(name)
-                if rank is not None and node is not None and isinstance(one, dict):
-                    yield _usage(rank, node, one)
+_KEYS = ("cpu", "rss", "gpu", "gpu_memory", "gpu_size")
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and 0 <= value <= _MAX_NUMBER else None
 
 
 def software(folder: Path) -> list[tuple[str, str]]:
     """Versions on node 0 by name, and its GPUs; nothing where they were not recorded."""
-    try:
-        data = from_json(read_record(folder / "exit_records/software.json", _LARGEST))
-    except (OSError, ValueError):
+    record = exit_records.valid(folder / "exit_records/software.json", "software")
+    if not record:
         return []
-    match data:
-        case {"versions": dict(versions), "gpus": list(gpus), "driver": str(driver)}:
-            count = Counter(str(name)[:_LONGEST] for name in gpus[:_MOST_NAMES])
-            named = ", ".join(f"{number} x {name}" for name, number in count.items())
-            pairs = [(str(name), str(one)) for name, one in [*versions.items()][:_MOST_NAMES]]
-            pairs += [("GPUs", named), ("driver", driver)] if named else []
-            return [(name[:_LONGEST], value[:_LONGEST]) for name, value in pairs]
-    return []
-
-
-def _usage(rank: int, node: int, one: dict[str, Any]) -> RankUsage:
-    def number(name: str) -> int | None:
-        value = one.get(name)
-        return value if isinstance(value, int) and 0 <= value <= _MOST else None
-
-    value = one.get("cpu")
-    cpu = float(value) if isinstance(value, int | float) and 0 <= value <= _MOST else None
-    sizes = (number("rss"), number("gpu"), number("gpu_memory"), number("gpu_size"))
-    return RankUsage(rank, node, cpu, *sizes)
+    count = Counter(str(name)[:_MAX_CHARACTERS] for name in record["gpus"][:_MAX_NAMES])
+    named = ", ".join(f"{number} x {name}" for name, number in count.items())
+    versions = list(record["versions"].items())[:_MAX_NAMES]
+    pairs = [(str(name), str(version)) for name, version in versions]
+    pairs += [("GPUs", named), ("driver", record["driver"])] if named else []
+    return [(name[:_MAX_CHARACTERS], value[:_MAX_CHARACTERS]) for name, value in pairs]

@@ -14,6 +14,7 @@ from tests.observe.stacks.samples import NEXT, REDUCE, node_data, rank, write
 def record(folder, node=0, **changes):
     time = (datetime.now(UTC) - timedelta(seconds=5)).isoformat()
     data = {"time": time, "seconds": 240, "longest": 3, "dump": "", "nodes": 1, "attempt": 0}
+    data |= {"waiting": 0, "address": "", "refused": False}
     path = folder / "exit_records" / f"stall-{node}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({**data, **changes}))
