@@ -19,7 +19,7 @@ from deploykit.job import job
 from deploykit.job.model import State, Status
 from deploykit.lib.errors import NotFound
 from deploykit.observe.metrics import tensorboard as events
-from deploykit.observe.trackers import sagemaker_mlflow, tensorboard
+from deploykit.observe.trackers import mlflow, tensorboard
 from deploykit.run import lifecycle, registry
 from tests.observe.trackers.tracked import attempt, history, loss, tracked
 from tests.ports import free_port
@@ -236,7 +236,7 @@ def dripping():
 
 
 def test_a_server_that_never_finishes_its_answer(live, capsys, monkeypatch):
-    monkeypatch.setattr("deploykit.observe.trackers.http._LONGEST", 1.0)
+    monkeypatch.setattr("deploykit.observe.trackers.mlflow._MAX_SECONDS", 1.0)
     with dripping() as address:
         tracked(live, {"mlflow": address})
         attempt(live, 0, range(10))
@@ -357,8 +357,8 @@ def test_requests_to_sagemakers_servers_are_signed(resource, address, header, se
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "key")
     monkeypatch.delenv("AWS_SESSION_TOKEN", raising=False)
-    assert sagemaker_mlflow.address(arn) == address
-    sign = sagemaker_mlflow.Signer(arn)
+    assert mlflow.sagemaker_address(arn) == address
+    sign = mlflow.SageMakerSigner(arn)
     headers = sign("POST", f"{address}/api/2.0/mlflow/runs/create", b"{}")
     assert headers[header] == arn
     words = headers["Authorization"]
