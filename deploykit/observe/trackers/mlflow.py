@@ -16,11 +16,11 @@ import os
 import re
 import ssl
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from http.client import HTTPException
-from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, NoReturn
+from typing import Any
 from urllib import parse, request
 from urllib.error import HTTPError
 
@@ -302,29 +302,26 @@ class Client:
         return self._in_time(partial(self._answer, message))
 
     def _in_time(self, ask: Callable[[], Any]) -> Any:
-        """What `ask` returns or raises. Raises TryAgain where it takes longer than `_MAX_SECONDS`.
+        """What `ask` returns or raises. Raises TryAgain if it takes longer than `_MAX_SECONDS`.
 
-        The time-out of a socket is that of a single read, so a thread waits that may be left alone.
+        The timeout of a socket is that of a single read, so a thread waits, and is abandoned.
         """
-        done: SimpleQueue[Callable[[], Any]] = SimpleQueue()
+        outcome: Future[Any] = Future()
 
         def work() -> None:
             try:
-                answer = ask()
+                outcome.set_result(ask())
             except Exception as error:  # noqa: BLE001 - raised where it is waited for
-                done.put(partial(_raise, error))
-            else:
-                done.put(lambda: answer)
+                outcome.set_exception(error)
 
         Thread(target=work, daemon=True).start()
         try:
-            outcome = done.get(timeout=_MAX_SECONDS)
-        except Empty:
+            return outcome.result(timeout=_MAX_SECONDS)
+        except TimeoutError:
             raise TryAgain(
                 f"{self._base} did not finish its answer within {_MAX_SECONDS:g} s",
                 hint="send it later with `deploykit sync`",
             ) from None
-        return outcome()
 
     def _answer(self, message: request.Request) -> Any:
         try:
@@ -339,10 +336,6 @@ class Client:
                 f"{self._base} cannot be reached: {reason}",
                 hint="check the address and the network; nothing is lost",
             ) from problem
-
-
-def _raise(error: Exception) -> NoReturn:
-    raise error
 
 
 def _decoded(base: str, body: bytes) -> Any:
@@ -375,8 +368,7 @@ def _meaning(base: str, refusal: HTTPError) -> DeploykitError:
 class _NoRedirect(request.HTTPRedirectHandler):
     """Refuses redirects, which would take credentials to another host."""
 
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        """Follow none."""
+    def redirect_request(self, *_: Any, **__: Any) -> None: ...
 
 
 def tls(insecure: str, certificates: str) -> ssl.SSLContext | None:

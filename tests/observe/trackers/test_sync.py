@@ -176,17 +176,24 @@ ANSWERS = {
 
 
 @contextlib.contextmanager
-def answering(status, headers, body):
-    """A server with one answer to everything; yields its address and the requests' headers."""
-    asked = []
+def serving(answer):
+    """A server of `answer(path, data)`: status, headers and body; yields its address and headers.
+
+    Where that is None, the connection is closed. The headers are those of the requests so far.
+    """
+    received = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
-            asked.append(dict(self.headers))
+            received.append(dict(self.headers))
+            size = int(self.headers.get("Content-Length", 0))
+            data = json.loads(self.rfile.read(size) or "{}")
+            if (response := answer(self.path.partition("?")[0], data)) is None:
+                return
+            status, headers, body = response
             self.send_response(status)
-            for name, value in headers.items():
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
                 self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body.encode())
 
@@ -197,14 +204,14 @@ def answering(status, headers, body):
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", asked
+        yield f"http://127.0.0.1:{server.server_port}", received
         server.shutdown()
 
 
 @pytest.mark.parametrize("kind", ANSWERS)
 def test_what_a_server_may_answer(kind, live, capsys):
     status, headers, body, code, said = ANSWERS[kind]
-    with answering(status, headers, body) as (address, _):
+    with serving(lambda *_: (status, headers, body)) as (address, _):
         tracked(live, {"mlflow": address})
         assert said in sync(capsys, code=code).err
 
@@ -251,55 +258,25 @@ class MLflowServer:
         self.runs, self.lost = [], 1
 
     def answer(self, path, data):
-        if path.endswith("experiments/get-by-name"):
-            return {"experiment": {"experiment_id": "0"}}
-        if path.endswith("runs/search"):
-            return {"runs": self.runs}
-        if path.endswith("runs/get"):
-            return {"run": self.runs[0]}
-        if path.endswith("runs/create"):
+        content = self.content(path.rpartition("mlflow/")[2], data)
+        return None if content is None else (200, {}, json.dumps(content))
+
+    def content(self, path, data):
+        if path == "runs/create":
             info = {"run_id": "r", "experiment_id": "0", "status": "RUNNING"}
             self.runs.append({"info": info, "data": {"params": [], "metrics": []}})
-            return {"run": self.runs[0]}
-        if path.endswith("runs/log-batch") and "params" in data:
+        if path == "runs/log-batch" and "params" in data:
             self.lost -= 1
             if self.lost >= 0:
                 return None
             self.runs[0]["data"]["params"] += data["params"]
-        return {}
-
-
-@contextlib.contextmanager
-def mlflow_server():
-    """Serves an `MLflowServer`; where that answers None, the connection is closed."""
-    kept = MLflowServer()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            size = int(self.headers.get("Content-Length", 0))
-            path = self.path.partition("?")[0]
-            answer = kept.answer(path, json.loads(self.rfile.read(size) or "{}"))
-            if answer is not None:
-                body = json.dumps(answer).encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-        do_POST = do_GET  # noqa: N815 - as the standard library calls it
-
-        def log_message(self, *_):
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", kept
-        server.shutdown()
+        return {"experiment": {"experiment_id": "0"}, "runs": self.runs, "run": [*self.runs, {}][0]}
 
 
 def test_parameters_that_were_not_sent_with_the_run_are_sent_later(live, capsys):
     """As after a kill between the two requests."""
-    with mlflow_server() as (address, kept):
+    kept = MLflowServer()
+    with serving(kept.answer) as (address, _):
         tracked(live, {"mlflow": address})
         sync(capsys, code=69)
         assert (len(kept.runs), kept.runs[0]["data"]["params"]) == (1, [])
@@ -328,10 +305,10 @@ def test_credentials_are_those_of_mlflows_own_variables(
         monkeypatch.delenv(f"MLFLOW_TRACKING_{name}", raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with answering(401, {}, "{}") as (address, asked):
+    with serving(lambda *_: (401, {}, "{}")) as (address, received):
         tracked(live, {"mlflow": address})
         sync(capsys, code=77)
-    assert asked[0].get("Authorization") == header
+    assert received[0].get("Authorization") == header
 
 
 @pytest.mark.parametrize(
