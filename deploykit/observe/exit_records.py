@@ -48,7 +48,6 @@ _FILES_FIELDS = {"folder": str, "count": int, "bytes": int, "largest": list}
 _MAX_BYTES = 1 << 20
 """Of a record, which is one line."""
 _MAX_CODE = 255
-_MAX_COUNT = 10**18
 
 
 @dataclass(frozen=True)
@@ -207,10 +206,5 @@ def written(folder: Path) -> Written | None:
 
 
 def _files(record: dict[str, Any]) -> Files:
-    largest = [
-        (pair[0], min(pair[1], _MAX_COUNT))
-        for pair in record["largest"]
-        if isinstance(pair, list) and list(map(type, pair)) == [str, int] and pair[1] >= 0
-    ]
-    count, size = (max(0, min(record[name], _MAX_COUNT)) for name in ("count", "bytes"))
-    return Files(record["folder"], count, size, tuple(largest))
+    largest = [(str(path), int(size)) for path, size in record["largest"]]
+    return Files(record["folder"], record["count"], record["bytes"], tuple(largest))
