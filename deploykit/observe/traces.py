@@ -85,18 +85,18 @@ def read(path: Path) -> RankProfile:
     collectives = [one for one in wanted if _is_collective(one.name)]
     operators = [one for one in wanted if not one.name.startswith(_NOT_OPERATORS)]
     operators = [one for one in operators if not _is_collective(one.name)]
-    computing, waiting = _union(operators), _union(collectives)
+    computing, communicating = _union(operators), _union(collectives)
     both = _length(_union([*operators, *collectives]))
     ends = [time for _, one in spans for time in (one.start, one.end)]
     return RankProfile(
-        _rank(path) or 0,
-        path,
-        (max(ends) - min(ends)) / 1e6 if ends else 0.0,
-        _length(computing) / 1e6,
-        _length(waiting) / 1e6,
-        (both - _length(computing)) / 1e6,
-        on_gpu,
-        _own_times(operators),
+        rank=_rank(path) or 0,
+        file=path,
+        seconds=(max(ends) - min(ends)) / 1e6 if ends else 0.0,
+        computing=_length(computing) / 1e6,
+        communicating=_length(communicating) / 1e6,
+        waiting=(both - _length(computing)) / 1e6,
+        on_gpu=on_gpu,
+        operators=_own_times(operators),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 from deploykit.job.metrics import problem
 from deploykit.observe.metrics.points import LONGEST_NAME, STEPS, Reading, count, number, seconds
@@ -45,23 +46,28 @@ def _tqdm(line: str) -> Reading | None:
         return None
     done, done_size, total, total_size, elapsed, left, rate, rate_size, unit, rest = match.groups()
     title = line[: match.start()].strip().removesuffix(":")
-    epoch = EPOCH.search(title)
     speed = _scaled(rate, rate_size)
     if speed and unit.startswith("s/"):
         speed = 1 / speed
     return Reading(
         "tqdm",
         _metrics_of_bar(rest),
-        count(_scaled(done, done_size)),
-        count(_scaled(total, total_size)),
-        epoch is not None,
-        number(epoch[1]) if epoch else None,
-        count(number(epoch[2] or "")) if epoch else None,
-        speed or None,
-        seconds(elapsed),
-        seconds(left),
-        title,
+        step=count(_scaled(done, done_size)),
+        total=count(_scaled(total, total_size)),
+        rate=speed or None,
+        elapsed=seconds(elapsed),
+        left=seconds(left),
+        title=title,
+        **_epoch_of_title(title),
     )
+
+
+def _epoch_of_title(title: str) -> dict[str, Any]:
+    """What the title of a bar says of epochs, as values of a `Reading`."""
+    if (match := EPOCH.search(title)) is None:
+        return {}
+    last = count(number(match[2] or ""))
+    return {"in_epoch": True, "epoch": number(match[1]), "epochs": last}
 
 
 def _scaled(text: str, size: str) -> float | None:
@@ -76,20 +82,16 @@ def _fastprogress(line: str) -> Reading | None:
         return None
     done, total, elapsed, left = match.groups()
     title = line[: match.start()].strip(" :")
-    epoch = EPOCH.search(title)
     spent = seconds(elapsed)
     return Reading(
         "fastprogress",
-        {},
-        int(done),
-        int(total),
-        epoch is not None,
-        number(epoch[1]) if epoch else None,
-        count(number(epoch[2] or "")) if epoch else None,
-        int(done) / spent if spent else None,
-        spent,
-        seconds(left),
-        title,
+        step=int(done),
+        total=int(total),
+        rate=int(done) / spent if spent else None,
+        elapsed=spent,
+        left=seconds(left),
+        title=title,
+        **_epoch_of_title(title),
     )
 
 
@@ -101,8 +103,8 @@ def _rich(line: str) -> Reading | None:
     return Reading(
         "Lightning",
         _metrics_of_bar(rest),
-        int(done),
-        int(total),
+        step=int(done),
+        total=int(total),
         in_epoch=True,
         epoch=int(epoch) + 1,
         epochs=int(last) + 1,
@@ -241,8 +243,8 @@ def read_text(line: str) -> Reading | None:
     return Reading(
         _format(line),
         values,
-        step,
-        total,
+        step=step,
+        total=total,
         in_epoch=in_epoch or (epoch is not None and total is not None),
         epoch=epoch_number,
         epochs=count(number(epoch[2] or "")) if epoch else None,
@@ -321,8 +323,8 @@ def read_patterns(line: str, patterns: Mapping[str, re.Pattern[str]]) -> Reading
     return Reading(
         "metrics of the job file",
         values,
-        count(numbers.get("step")),
-        count(numbers.get("total")),
+        step=count(numbers.get("step")),
+        total=count(numbers.get("total")),
         epoch=numbers.get("epoch"),
         epochs=count(numbers.get("epochs")),
     )

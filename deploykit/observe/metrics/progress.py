@@ -125,16 +125,16 @@ def of(collection: Collection, log: LogReader, known: Length, now: float | None 
     if loss is not None:
         sources["loss"] = loss.source
     return Progress(
-        best.step,
-        total,
-        best.epoch,
-        epochs,
-        None if loss is None else loss.last.value,
-        rate,
-        left,
-        sources,
-        curve,
-        _throughput(collection, sources),
+        step=best.step,
+        total=total,
+        epoch=best.epoch,
+        epochs=epochs,
+        loss=None if loss is None else loss.last.value,
+        rate=rate,
+        left=left,
+        sources=sources,
+        curve=curve,
+        throughput=_throughput(collection, sources),
     )
 
 
@@ -155,17 +155,32 @@ def _positions(collection: Collection, log: LogReader) -> Iterator[_Position]:
     for source, series in newest.items():
         last = series.last
         if last.step is not None or last.epoch is not None:
-            position = (last.step, None, last.epoch, None)
-            yield _Position(*position, last.time or 0.0, source, pace=collection.paces.get(source))
+            yield _Position(
+                step=last.step,
+                total=None,
+                epoch=last.epoch,
+                epochs=None,
+                time=last.time or 0.0,
+                source=source,
+                pace=collection.paces.get(source),
+            )
 
 
 def _of_log(seen: Seen) -> _Position:
-    one = seen.reading
-    source = f"log ({one.format})"
-    complete = one.title is not None and one.total is not None and one.step == one.total
-    position = (one.step, one.total, one.epoch, one.epochs)
-    time = seen.time or 0.0
-    return _Position(*position, time, source, one.rate, one.left, complete, seen.pace)
+    reading = seen.reading
+    is_bar = reading.title is not None
+    return _Position(
+        step=reading.step,
+        total=reading.total,
+        epoch=reading.epoch,
+        epochs=reading.epochs,
+        time=seen.time or 0.0,
+        source=f"log ({reading.format})",
+        rate=reading.rate,
+        left=reading.left,
+        complete=is_bar and reading.total is not None and reading.step == reading.total,
+        pace=seen.pace,
+    )
 
 
 def _best(positions: Sequence[_Position]) -> _Position | None:

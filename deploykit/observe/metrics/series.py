@@ -311,8 +311,15 @@ def without_repeats(points: Iterable[Point]) -> Iterator[Point]:
     for (source, name), numbers in kept.items():
         for at in range(0, len(numbers), _WIDTH):
             step, epoch, time, attempt, value = numbers[at : at + _WIDTH]
-            place = _whole(step), _known(epoch), _known(time), _whole(attempt)
-            yield Point(name, value, *place, source)
+            yield Point(
+                name,
+                value,
+                step=_whole(step),
+                epoch=_known(epoch),
+                time=_known(time),
+                attempt=_whole(attempt),
+                source=source,
+            )
 
 
 _WIDTH = 5
