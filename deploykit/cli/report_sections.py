@@ -17,7 +17,7 @@ from deploykit.job.model import State
 from deploykit.lib import paths, shell, units
 from deploykit.lib.paths import is_address
 from deploykit.observe import charts
-from deploykit.observe.charts import MOST_POINTS, Chart, Curve, RunCurves, TimePart
+from deploykit.observe.charts import MAX_POINTS, Chart, Curve, RunCurves, TimePart
 from deploykit.observe.metrics.series import Series
 from deploykit.observe.traces import RankProfile
 from deploykit.observe.usage import RankUsage, Sample
@@ -311,7 +311,7 @@ def _usage_charts(samples: Sequence[Sample], restarts: Sequence[float]) -> Itera
             if value is not None:
                 by_rank[one.rank].append(((time - begin) / _MINUTE, value))
         chosen = _extremes(by_rank)
-        curves = [Curve(f"rank {rank}", charts.thin(by_rank[rank], MOST_POINTS)) for rank in chosen]
+        curves = [Curve(f"rank {rank}", charts.thin(by_rank[rank], MAX_POINTS)) for rank in chosen]
         yield Chart(title, "minutes", curves, marks)
 
 

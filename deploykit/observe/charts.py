@@ -210,11 +210,11 @@ _GROUPS = (
 """What metrics of one run share a chart, by their names; these come first."""
 _APART = {"Throughput", "Learning rate"}
 """Groups whose metrics have units of their own."""
-_MOST_CHARTS = 36
-_BYTES = 500_000
-"""Of all lines together; a point takes `_POINT`."""
-_POINT = 14
-MOST_POINTS = 400
+_MAX_CHARTS = 36
+_CURVES_BYTES = 500_000
+"""Of all lines together; a point takes `_POINT_BYTES`."""
+_POINT_BYTES = 14
+MAX_POINTS = 400
 
 
 class RunCurves(NamedTuple):
@@ -241,9 +241,9 @@ def charts_of(runs: Sequence[RunCurves]) -> list[Chart]:
     order = {name: position for position, (name, _) in enumerate(_GROUPS)}
     position = lambda key: (order.get(key[0].partition(":")[0], len(order)), key[1] != "step")  # noqa: E731
     keys = sorted(by_chart, key=position)
-    chosen = [(key, by_chart[key][:COLORS]) for key in keys][:_MOST_CHARTS]
+    chosen = [(key, by_chart[key][:COLORS]) for key in keys][:_MAX_CHARTS]
     count = sum(len(curves) for _, curves in chosen)
-    most = max(20, min(MOST_POINTS, _BYTES // _POINT // max(1, count)))
+    most = max(20, min(MAX_POINTS, _CURVES_BYTES // _POINT_BYTES // max(1, count)))
     marks = list(runs[0].restarts) if len(runs) == 1 else []
     return [_chart(key, curves, most, marks) for key, curves in chosen]
 

@@ -37,13 +37,13 @@ _PLAIN_OR_NODE = re.compile(rf"\n({_STAMP}) (?=\[(?:rank|node) {_NUMBER}\] )", r
 _WIDTH = len("2026-11-21T01:46:08.123Z")
 _BEFORE_ALL = ""
 _AFTER_ALL = "9999-12-31T23:59:59.999Z"
-_HEAD = 60
+_HEAD_BYTES = 60
 """Bytes at the start of a line that hold its time and rank."""
-_BUDGET = 1 << 23
-"""Bytes of all blocks together, unless there are more files than fit with `_SMALLEST` each."""
-_SMALLEST, _LARGEST = 1 << 12, 1 << 18
+_ALL_BLOCKS_BYTES = 1 << 23
+"""Bytes of all blocks together, unless there are more files than fit with `_MIN_BLOCK` each."""
+_MIN_BLOCK, _MAX_BLOCK = 1 << 12, 1 << 18
 """Bytes of a block."""
-_OPEN = 256
+_MAX_OPEN_FILES = 256
 """Files that stay open, at most; others are opened again for each block."""
 BAR = "progress"
 """In a run folder: the current state of the progress bar of rank 0."""
@@ -53,21 +53,21 @@ _NODE = re.compile(r"node-(\d{1,9})\.log")
 _TASK = re.compile(r"/tasks/(\d{1,9})/logs/[^/]+$")
 _REFUSAL = re.compile(r"(?m)^deploykit: (the job cannot start: .{1,1000})$")
 """What the script of a job prints before it ends with 78: a module, `setup`, an environment."""
-_END = 1 << 16
+_END_BYTES = 1 << 16
 """Bytes at the end of a log in which that is looked for."""
 _BEGINNING = datetime.min.replace(tzinfo=UTC)
-_LONGEST_BAR = 1 << 17
+_MAX_BAR_BYTES = 1 << 17
 """Bytes of the state of a progress bar."""
-_PAUSE = 0.2
+_PAUSE_SECONDS = 0.2
 """Seconds between two reads while following, of few files."""
-_LOOKS = 1000.0
+_LOOKS_PER_SECOND = 1000.0
 """Files that are looked at in a second: they are on a folder that all nodes share."""
-_WINDOWS, _WINDOW, _WINDOW_AT_LEAST = 1 << 22, 1 << 16, 1 << 12
+_WINDOWS, _WINDOW, _MIN_WINDOW = 1 << 22, 1 << 16, 1 << 12
 """Bytes at the ends of all files, and of each, that are read at first for their last lines."""
 
 
 def parse(text: str, node: int | None, task: int | None = None) -> LogLine:
-    """A line of a log; time and rank are parsed where the node plane wrote them."""
+    """Parse a line of a log; time and rank are those written by the node plane, if any."""
     match = _LINE.fullmatch(text)
     if match is None:
         return LogLine(text, node, task=task)
@@ -120,14 +120,14 @@ class Batch:
         self._plain = self._plain and plain
 
     def plain(self) -> str | None:
-        """All lines as a pipe shows them; None where that takes more than leaving out the times."""
+        """All lines as a pipe shows them; None if that takes more than omitting the times."""
         if not self._plain:
             return None
         time = partial(next, iter(self._times))  # given a text, `next` takes it for its default
         return "\n".join([*sorted(self._texts, key=time), ""])
 
     def lines(self) -> Iterator[LogLine]:
-        """All lines, in their order."""
+        """All lines, in order."""
         parts = [part for part, count in self._counts for _ in range(count)]
         for at in sorted(range(len(parts)), key=self._times.__getitem__):
             text, part = self._texts[at], parts[at]
@@ -137,9 +137,9 @@ class Batch:
 
 
 def batches(parts: Sequence[Part], rank: int | None = None) -> Iterator[Batch]:
-    """All lines of the files, or those of one rank. A later file's come after, at the same time."""
-    size = max(_SMALLEST, min(_LARGEST, _BUDGET // max(1, len(parts))))
-    opened = min(_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+    """All lines of the files, or of one rank; at the same time, in the order of the files."""
+    size = max(_MIN_BLOCK, min(_MAX_BLOCK, _ALL_BLOCKS_BYTES // max(1, len(parts))))
+    opened = min(_MAX_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
     sources = [_Source(part, size, rank, stays_open=at < opened) for at, part in enumerate(parts)]
     try:
         while sources:
@@ -154,7 +154,7 @@ def batches(parts: Sequence[Part], rank: int | None = None) -> Iterator[Batch]:
 
 
 def _next_batch(sources: Sequence[_Source]) -> Batch:
-    """What comes before everything that was not read yet."""
+    """The lines that come before everything unread."""
     ends = [(one.times[-1], at) for at, one in enumerate(sources) if not one.done]
     horizon, last = min(ends, default=(None, 0))
     batch = Batch()
@@ -169,10 +169,10 @@ def _next_batch(sources: Sequence[_Source]) -> Batch:
 
 
 def line_start(path: Path, at: int, size: int) -> int:
-    """The first position after `at` where a line begins; `size` where there is none before."""
+    """The first position after `at` where a line begins; `size` if there is none before it."""
     with path.open("rb") as file:
         file.seek(at)
-        while at < size and (data := file.read(min(_LARGEST, size - at))):
+        while at < size and (data := file.read(min(_MAX_BLOCK, size - at))):
             if (offset := data.find(b"\n")) >= 0:
                 return at + offset + 1
             at += len(data)
@@ -180,10 +180,10 @@ def line_start(path: Path, at: int, size: int) -> int:
 
 
 def line_end(path: Path, start: int, size: int) -> int | None:
-    """The position after the last line end between `start` and `size`; None where there is none."""
+    """The position after the last line end between `start` and `size`, if any."""
     with path.open("rb") as file:
         while size > start:
-            at = max(start, size - _LARGEST)
+            at = max(start, size - _MAX_BLOCK)
             file.seek(at)
             if (offset := file.read(size - at).rfind(b"\n")) >= 0:
                 return at + offset + 1
@@ -204,7 +204,7 @@ def end_of(part: Part, size: int) -> tuple[Part, str | None]:
         file.seek(start)
         at, ends = start, file.read(part.stop - start)
         file.seek(part.start)
-        begins = file.read(min(size, _SMALLEST))
+        begins = file.read(min(size, _MIN_BLOCK))
     for raw in ends.split(b"\n"):
         if stamp := _stamp(raw):
             return replace(part, start=at), stamp
@@ -215,12 +215,12 @@ def end_of(part: Part, size: int) -> tuple[Part, str | None]:
 
 
 def _stamp(line: bytes) -> str | None:
-    text = line[:_HEAD].decode(errors="surrogateescape")
+    text = line[:_HEAD_BYTES].decode(errors="surrogateescape")
     return text[:_WIDTH] if _STAMPED.match(text) and _moment(text[:_WIDTH]) else None
 
 
 def _entries(line: re.Pattern[str], block: str) -> tuple[list[str], list[str]] | None:
-    """Times and texts of a block whose lines all match; None where one does not."""
+    """Times and texts of a block if all its lines match."""
     pieces = line.split(f"\n{block[:-1]}")
     times, texts = pieces[1::2], pieces[2::2]
     is_whole = not pieces[0] and "\n" not in "".join(texts)  # a fifth of the time of counting lines
@@ -309,7 +309,7 @@ class _Source:
         return entries or ([], [])
 
     def _is_only_node(self, block: str) -> bool:
-        """Whether no launcher but that of the file's own node has written lines of a block."""
+        """Whether the lines of launchers in a block are all of the file's own node."""
         return block.count("Z [node ") == block.count(f"Z [node {self.part.node}] ")
 
     def _joined(self, lines: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -325,7 +325,7 @@ class _Source:
 
 
 def whole(handle: Handle) -> Path:
-    """The run folder. Raises NotFound where it was deleted."""
+    """The run folder. Raises NotFound if it was deleted."""
     folder = Path(handle.folder)
     if not folder.is_dir():
         raise NotFound(f"{handle.run} has no logs: its folder {folder} was deleted")
@@ -333,7 +333,7 @@ def whole(handle: Handle) -> Path:
 
 
 def refusal(log: Path) -> str | None:
-    """Why the script of a job ended before it started anything, from its log; else None."""
+    """Why the script of a job ended before starting anything, according to its log."""
     try:
         refusals = _REFUSAL.findall(end(log))
     except OSError:
@@ -342,10 +342,10 @@ def refusal(log: Path) -> str | None:
 
 
 def end(log: Path) -> str:
-    """The last `_END` bytes of a log. Raises OSError, also for what is not a regular file."""
+    """The last `_END_BYTES` bytes of a log. Raises OSError, also for what is not a regular file."""
     with paths.open_regular(log) as file:
-        file.seek(max(0, log.stat().st_size - _END))
-        return file.read(_END).decode(errors="replace")
+        file.seek(max(0, log.stat().st_size - _END_BYTES))
+        return file.read(_END_BYTES).decode(errors="replace")
 
 
 def read(
@@ -364,7 +364,7 @@ def read(
 
 
 class Lines(Iterator[LogLine]):
-    """The lines of log files on this machine, in batches or one by one; read as they are needed."""
+    """The lines of log files on this machine, in batches or one by one, read on demand."""
 
     def __init__(self, logs: Logs, ended: Callable[[], bool] | None) -> None:
         self.logs, self._ended = logs, ended
@@ -394,8 +394,8 @@ class Lines(Iterator[LogLine]):
 
 
 def bar(folder: Path) -> str:
-    """The current state of the progress bar of rank 0; empty where there is none."""
-    return (paths.read_below(folder, BAR, _LONGEST_BAR) or b"").decode(errors="replace")
+    """The current state of the progress bar of rank 0; empty if there is none."""
+    return (paths.read_below(folder, BAR, _MAX_BAR_BYTES) or b"").decode(errors="replace")
 
 
 class Logs:
@@ -416,8 +416,8 @@ class Logs:
 
     @property
     def pause(self) -> float:
-        """Seconds until the files are to be looked at again; the more files, the longer."""
-        return max(_PAUSE, len(self._files) / _LOOKS)
+        """Seconds until the next look at the files; the more files, the longer."""
+        return max(_PAUSE_SECONDS, len(self._files) / _LOOKS_PER_SECOND)
 
     def new(self, *, whole: bool = False) -> Iterator[LogLine]:
         """The lines since the last call, merged by time as far as they carry one.
@@ -433,7 +433,7 @@ class Logs:
         return batches([part for part in parts if part.start < part.stop], self.rank)
 
     def first_task(self) -> int | None:
-        """The lowest task of a job array with a log that is not empty; None: there is none."""
+        """The lowest task of a job array with a non-empty log, if any."""
         files = [file for file in self._chosen() if file.task is not None]
         return min((file.task or 0 for file in files if file.path.stat().st_size), default=None)
 
@@ -446,7 +446,7 @@ class Logs:
     ) -> list[LogLine]:
         """See `Lines.tail`."""
         parts = [file.next(whole=whole) for file in self._chosen()]
-        window = max(_WINDOW_AT_LEAST, min(_WINDOW, _WINDOWS // max(1, len(parts))))
+        window = max(_MIN_WINDOW, min(_WINDOW, _WINDOWS // max(1, len(parts))))
         while True:
             ends = [end_of(part, window) for part in parts]
             cut = [first for _, first in ends if first is not None]
@@ -459,7 +459,7 @@ class Logs:
             window *= 4
 
     def _chosen(self) -> list[_File]:
-        """The files, without a pipe or a broken link in the place of one."""
+        """The selected regular files."""
         names = (path for pattern in self._patterns for path in self._folder.glob(pattern))
         files = [
             self._files.setdefault(path, _File(path, self._most))

@@ -17,19 +17,19 @@ from deploykit.observe import exit_records
 FOLDER = "stacks"
 """In a run folder: a folder for each dump, named by its time, with a file for each node."""
 
-_MOST = 10_000
+_MAX_ITEMS = 10_000
 """Most ranks of a node, threads of a process and frames of a thread."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One call. `line` is 0 where it is not known, as for C and C++."""
+    """One call. `line` is 0 if unknown, as for C and C++."""
 
     name: str
     file: str
     line: int
     source: str = ""
-    """The line of the file, empty where the node could not read it."""
+    """The line of the file; empty if the node could not read it."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Process:
     name: str
     state: str
     threads: tuple[Thread, ...]
-    """The main thread first; none where it runs no Python."""
+    """The main thread first; none if it does not run Python."""
 
     @property
     def frames(self) -> tuple[Frame, ...]:
@@ -58,14 +58,14 @@ class Process:
 
 @dataclass(frozen=True)
 class RankStacks:
-    """The program of one rank and the processes that it has started."""
+    """The program of one rank and its child processes."""
 
     rank: int
     host: str
     tool: str
-    """What has read the stacks; empty where nothing could."""
+    """The tool that read the stacks; empty if none could."""
     problem: str
-    """Why a better way did not work."""
+    """Why a better tool did not work."""
     process: Process
     children: tuple[Process, ...] = ()
 
@@ -78,17 +78,17 @@ class Dump:
     time: datetime | None
     ranks: tuple[RankStacks, ...]
     world_size: int
-    """Ranks that the run should have; 0 where no node tells."""
+    """Ranks that the run should have; 0 if unknown."""
 
     @property
     def absent(self) -> list[int]:
         """Ranks without a running process on a node that answered."""
         present = {one.rank for one in self.ranks}
-        return [rank for rank in range(min(self.world_size, _MOST)) if rank not in present]
+        return [rank for rank in range(min(self.world_size, _MAX_ITEMS)) if rank not in present]
 
 
 def read(folder: Path) -> Dump:
-    """The dump in a folder. Files that no node has written whole are left out."""
+    """Read the dump in a folder, without incomplete files."""
     nodes = []
     for path in sorted(folder.glob("*.json")):
         with contextlib.suppress(OSError, ValueError):
@@ -103,7 +103,7 @@ def read(folder: Path) -> Dump:
 
 
 def newest(run_folder: Path) -> Path | None:
-    """The folder of the last dump of a run; None without one."""
+    """The folder of the last dump of a run, if any."""
     folders = [path for path in (run_folder / FOLDER).glob("*") if any(path.glob("*.json"))]
     return max(folders, key=lambda path: path.name, default=None)
 
@@ -126,21 +126,21 @@ def _process(data: object) -> Process:
 
 
 def _threads(listed: list[Any]) -> Iterator[Thread]:
-    for data in listed[:_MOST]:
+    for data in listed[:_MAX_ITEMS]:
         match data:
             case {"name": str(name), "frames": [*frames]}:
                 yield Thread(name, tuple(_frames(frames)))
 
 
 def _frames(listed: list[Any]) -> Iterator[Frame]:
-    for data in listed[:_MOST]:
+    for data in listed[:_MAX_ITEMS]:
         match data:
             case {"name": str(name), "file": str(file), "line": int(line), "source": str(source)}:
                 yield Frame(name, file, line, source)
 
 
 def _list(data: object) -> list[Any]:
-    return data[:_MOST] if isinstance(data, list) else []
+    return data[:_MAX_ITEMS] if isinstance(data, list) else []
 
 
 _STATES = {
@@ -150,18 +150,18 @@ _STATES = {
     "Z": "ended",
     "X": "ended",
 }
-"""States of a process (proc_pid_stat(5)) in which its stack is not the whole story."""
+"""States of a process (proc_pid_stat(5)) that its stack does not show."""
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
 _STANDARD = re.compile(r"(?:.*/lib(?:64)?/python3\.\d+/|<frozen )")
 _SOURCE = re.compile(r".*/runs/[^/]+/source/")
 _FORK = "multiprocessing/process.py"
-_NAMED = 3
+_MAX_GROUPS = 3
 """Most groups in a sentence."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process stands: a function that a reader knows, and the user's line that called it.
+    """Where a process is: a function that a reader knows, and the user's line that called it.
 
     Both are the same frame where the process is in the user's own code.
     """
@@ -169,7 +169,7 @@ class Place:
     function: Frame | None
     caller: Frame | None
     state: str = ""
-    """What else keeps it, as words; empty for a process that runs or sleeps."""
+    """Another reason why it does not continue; empty for a process that runs or sleeps."""
 
     def __str__(self) -> str:
         words = [self.state] if self.state else []
@@ -206,7 +206,7 @@ class Group:
 
 
 def groups(ranks: Iterable[RankStacks]) -> list[Group]:
-    """The ranks by place, the smallest group first: a rank that differs is the first to look at."""
+    """The ranks by place, the smallest group first, because outliers are the most telling."""
     by_key: dict[object, list[RankStacks]] = defaultdict(list)
     for one in ranks:
         by_key[_key(one.process)].append(one)
@@ -220,13 +220,13 @@ def sentence(merged: Sequence[Group]) -> str:
         group = merged[0]
         whole = group.label if len(group.ranks) == 1 else f"all {len(group.ranks)} ranks"
         return f"{whole} {_be(group)} {group.place.brief}"
-    parts = [f"{group.label} {_be(group)} {group.place.brief}" for group in merged[:_NAMED]]
-    left = sum(len(group.ranks) for group in merged[_NAMED:])
+    parts = [f"{group.label} {_be(group)} {group.place.brief}" for group in merged[:_MAX_GROUPS]]
+    left = sum(len(group.ranks) for group in merged[_MAX_GROUPS:])
     return ", ".join([*parts, *([f"{left} more ranks elsewhere"] if left else [])])
 
 
 def place(process: Process) -> Place:
-    """Where the main thread of a process stands."""
+    """Where the main thread of a process is."""
     frames = _own(process.frames)
     caller = next((frame for frame in frames if is_users(frame)), None)
     outer = _from_known(frames)
@@ -250,7 +250,7 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 def file_name(frame: Frame) -> str:
-    """A file as a reader knows it: below the source folder, or below where packages are."""
+    """The path of a file relative to the source folder or to the folder of packages."""
     for folder in (_SOURCE, _INSTALLED, _STANDARD):
         if match := folder.match(frame.file):
             return frame.file[match.end() :].rstrip(">")
@@ -260,7 +260,7 @@ def file_name(frame: Frame) -> str:
 def _key(process: Process) -> object:
     """What ranks at the same place have in common: the calls down to the known function.
 
-    Within a library the lines differ from moment to moment; in the user's code they tell.
+    Within a library the lines differ from moment to moment; in the user's code they matter.
     """
     calls = tuple(
         (frame.name, frame.file, frame.line if is_users(frame) else 0)
@@ -271,7 +271,7 @@ def _key(process: Process) -> object:
 
 
 def _own(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """The frames without those that a forked process has inherited."""
+    """The frames without those inherited by a forked process."""
     for number, frame in enumerate(frames):
         if frame.name.endswith("_bootstrap") and frame.file.endswith(_FORK):
             return frames[:number]
@@ -328,7 +328,7 @@ def _be(group: Group) -> str:
 
 
 def lines(dump: Dump, *, threads: bool = False) -> Iterator[str]:
-    """Each place with its ranks, the odd one out first, and the stack of the first rank there.
+    """Each place with its ranks, outliers first, and the stack of the first rank there.
 
     With `threads`, the stacks of its other threads too.
     """
@@ -377,7 +377,7 @@ def _thread(thread: Thread) -> Iterator[str]:
 
 
 def _children(group: Group) -> Iterator[str]:
-    """Where the processes stand that the ranks have started, those at the same place as one."""
+    """Where the child processes of the ranks are, one line a place."""
     children = [child for one in group.ranks for child in one.children]
     counted = Counter(
         (child.name, str(place(child)) if child.threads else "not a Python process")
@@ -388,7 +388,7 @@ def _children(group: Group) -> Iterator[str]:
 
 
 def _remarks(dump: Dump) -> Iterator[str]:
-    """Ranks without a stack, and why another way was taken."""
+    """Ranks without a stack, and why another tool was used."""
     if dump.absent:
         why = "it has ended or not started, or its node did not answer"
         yield f"{label(dump.absent)}: no process; {why}"
@@ -427,8 +427,8 @@ def _process_data(process: Process) -> dict[str, Any]:
 
 
 _MAX_SECONDS = 10**9
-_MINUTE, _MINUTES = 60, 60
-_STEP = 5
+_MINUTE, _MINUTES_PER_HOUR = 60, 60
+_STEP_MINUTES = 5
 """From this many minutes, the time is given in steps of as many."""
 
 
@@ -470,10 +470,10 @@ def _ranks_of_dump(folder: Path, name: str) -> tuple[RankStacks, ...]:
 
 
 def _span(seconds: float) -> str:
-    """A time in steps, so that the reason of a run seldom changes."""
+    """A rounded time, so that the reason of a run seldom changes."""
     minutes = int(seconds // _MINUTE)
     if minutes < 1:
         return "less than 1 min"
-    if minutes >= _MINUTES:
-        return f"{minutes // _MINUTES} h"
-    return f"{minutes if minutes < _STEP else minutes // _STEP * _STEP} min"
+    if minutes >= _MINUTES_PER_HOUR:
+        return f"{minutes // _MINUTES_PER_HOUR} h"
+    return f"{minutes if minutes < _STEP_MINUTES else minutes // _STEP_MINUTES * _STEP_MINUTES} min"

@@ -1,4 +1,4 @@
-"""What the ranks of a run use, and with which software, as the launchers have recorded."""
+"""What the ranks of a run use, and their software, as recorded by the launchers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_NAMES, _MAX_CHARACTERS = 64, 200
 
 @dataclass(frozen=True)
 class RankUsage:
-    """The usage of one rank. What is not known is None."""
+    """The usage of one rank; None is unknown."""
 
     rank: int
     node: int
@@ -32,7 +32,7 @@ class RankUsage:
     """Percent of the time in which a kernel ran on the rank's GPU."""
     gpu_memory: int | None
     gpu_size: int | None
-    """Bytes that are used of the rank's GPU, by all programs, and that it has."""
+    """Bytes of the rank's GPU: used by all programs, and in all."""
 
 
 class Sample(NamedTuple):
@@ -43,7 +43,7 @@ class Sample(NamedTuple):
 
 
 def history(folder: Path) -> list[Sample]:
-    """What the ranks used over time, of all attempts, in the order of time."""
+    """What the ranks used in all attempts, by time."""
     files = sorted(folder.glob("exit_records/history-*.jsonl"))[:_MAX_NODES]
     samples = (sample for path in files for sample in _samples(path))
     return sorted(samples, key=lambda sample: sample.time)
@@ -66,7 +66,7 @@ def _samples(path: Path) -> Iterator[Sample]:
 
 
 def read(folder: Path, attempt: int) -> list[RankUsage]:
-    """The last usage of each rank in an attempt, by rank; of nodes that have not ended."""
+    """The last usage of each rank in an attempt, by rank, on unfinished nodes."""
     ended = {path.name.removeprefix("node") for path in folder.glob("exit_records/node-*.json")}
     usage = [
         rank

@@ -53,7 +53,7 @@ def test_bytes_that_are_no_text_and_a_last_line_without_end(tmp_path):
 
 def test_following_misses_and_doubles_nothing(tmp_path, monkeypatch):
     """Pieces of lines, a file that comes late, and a last line written as the job ends."""
-    monkeypatch.setattr(logfiles, "_PAUSE", 0.005)
+    monkeypatch.setattr(logfiles, "_PAUSE_SECONDS", 0.005)
     done = threading.Event()
 
     def write():
@@ -124,7 +124,7 @@ def chosen(lines):
 def test_many_files_are_merged_in_little_memory(many, monkeypatch):
     expected = sorted_at_once(many)
     assert shown(logs_of(many)) == expected
-    monkeypatch.setattr(logfiles, "_BUDGET", 1 << 16)
+    monkeypatch.setattr(logfiles, "_ALL_BLOCKS_BYTES", 1 << 16)
     tracemalloc.start()
     count = sum(1 for _ in logs_of(many))
     _, peak = tracemalloc.get_traced_memory()
@@ -244,9 +244,9 @@ def in_order(logs):
 @pytest.mark.parametrize("seed", range(40))
 def test_any_logs_are_merged_in_blocks_of_any_size(tmp_path, monkeypatch, seed):
     rng = random.Random(seed)
-    monkeypatch.setattr(logfiles, "_SMALLEST", rng.choice([16, 300, 1 << 12]))
-    monkeypatch.setattr(logfiles, "_BUDGET", 0)
-    monkeypatch.setattr(logfiles, "_OPEN", rng.choice([0, 2]))
+    monkeypatch.setattr(logfiles, "_MIN_BLOCK", rng.choice([16, 300, 1 << 12]))
+    monkeypatch.setattr(logfiles, "_ALL_BLOCKS_BYTES", 0)
+    monkeypatch.setattr(logfiles, "_MAX_OPEN_FILES", rng.choice([0, 2]))
     logs = [(node, list(any_lines(rng, node))) for node in range(rng.randrange(1, 6))]
     logs = [(node, lines) for node, lines in logs if lines]
     for node, lines in logs:
@@ -297,7 +297,7 @@ def test_for_the_last_lines_the_ends_are_read(many, monkeypatch):
 
 def test_many_files_are_looked_at_less_often(tmp_path):
     logs = logfiles.Logs(tmp_path)
-    assert logs.pause == logfiles._PAUSE
+    assert logs.pause == logfiles._PAUSE_SECONDS
     for node in range(300):
         (tmp_path / f"node-{node}.log").touch()
     assert list(logs.new()) == []

@@ -27,7 +27,7 @@ _OTHER_WORK = re.compile(
     r"|sanity|predict|check|prepar|process|compil|convert|extract|cach|read|shard)"
 )
 """In the title of a bar that is not about training."""
-_MOST_BARS = 64
+_MAX_BARS = 64
 
 
 class Seen(NamedTuple):
@@ -116,7 +116,7 @@ class LogReader:
         """Keep the position that a line tells, and how fast it moves."""
         if reading.title is not None:
             key = _key(reading)
-            if key in self.bars or len(self.bars) < _MOST_BARS:
+            if key in self.bars or len(self.bars) < _MAX_BARS:
                 seen = self._seen(key, placed, placed.step, time)
                 whole = (reading.elapsed or 0.0) + (reading.left or 0.0)
                 before = self.bars[key].longest if key in self.bars else 0.0

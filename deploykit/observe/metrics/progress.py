@@ -45,7 +45,7 @@ def length_of(arguments: Sequence[str]) -> Length:
 
 _TOTAL_METRICS = ("total_steps", "max_steps")
 """Metrics that are the number of steps."""
-_LONGEST = 10.0**9
+_MAX_SECONDS = 10.0**9
 """Seconds, some 30 years: more is no estimate."""
 _NOT_TRAINING = re.compile(
     r"(?i)(?:.*[\W_])?(?:val|valid|validation|eval|evaluation|test)(?:[\W_].*)?"
@@ -116,7 +116,7 @@ def of(collection: Collection, log: LogReader, known: Length, now: float | None 
     total, epochs = _lengths(best, log, known, collection, sources)
     rate = _rate(best, collection, sources)
     left = _left(best, total, _epochs(best, total, epochs), rate)
-    left = None if left is None or left > _LONGEST else max(0.0, left - _age(best, now))
+    left = None if left is None or left > _MAX_SECONDS else max(0.0, left - _age(best, now))
     for name in ("step", "epoch"):
         if getattr(best, name) is not None:
             sources[name] = best.source

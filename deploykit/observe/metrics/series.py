@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 
 from deploykit.observe.metrics.points import Point
 
-_MOST_PARTS = 500
+_MAX_PARTS = 500
 """Parts; then every two become one, and from then on a part holds twice as many pairs."""
 
 Pair = tuple[float, float]
@@ -59,7 +59,7 @@ class Outline:
             self._parts[-1].take(part)
             return
         self._parts.append(part)
-        if len(self._parts) > _MOST_PARTS:
+        if len(self._parts) > _MAX_PARTS:
             for one, following in zip(self._parts[::2], self._parts[1::2], strict=False):
                 one.take(following)
             self._parts = self._parts[::2]
@@ -88,9 +88,9 @@ class Outline:
         return math.fsum(part.total for part in self._parts) / count if count else 0.0
 
 
-_RECENT = 0.5
+_RECENT_SHARE = 0.5
 """The share of the time so far over which the pace is taken: it may change."""
-_FEW = 2
+_MIN_MARKS = 2
 """Marks that make a difference."""
 
 Marks = Sequence[tuple[float, float]]
@@ -99,10 +99,10 @@ Marks = Sequence[tuple[float, float]]
 
 def rate(marks: Marks) -> float | None:
     """The growth in a second, over the last part of the time; None where it is not known."""
-    if len(marks) < _FEW:
+    if len(marks) < _MIN_MARKS:
         return None
     end, at = marks[-1]
-    since = end - (end - marks[0][0]) * _RECENT
+    since = end - (end - marks[0][0]) * _RECENT_SHARE
     start, was = next((pair for pair in reversed(marks[:-1]) if pair[0] <= since), marks[0])
     return (at - was) / (end - start) if end > start else None
 
@@ -139,7 +139,7 @@ def by_epochs(marks: Marks, end: float, each: float) -> float | None:
 
 def _since(marks: Marks) -> float:
     end = marks[-1][0]
-    return end - (end - marks[0][0]) * _RECENT
+    return end - (end - marks[0][0]) * _RECENT_SHARE
 
 
 def _ends(span: tuple[tuple[float, float], tuple[float, float]], each: float) -> range:
@@ -148,7 +148,7 @@ def _ends(span: tuple[tuple[float, float], tuple[float, float]], each: float) ->
     return range(max(1, math.ceil(before / each)), math.floor(after / each) + 1)
 
 
-_MOST_PAIRS = 1000
+_MAX_PAIRS = 1000
 """Pairs that are kept; then every second one goes, and from then on fewer are taken."""
 
 
@@ -167,7 +167,7 @@ class Thinned:
         if self._count % self._every == 0:
             self._pairs.append(self._last)
         self._count += 1
-        if len(self._pairs) > _MOST_PAIRS:
+        if len(self._pairs) > _MAX_PAIRS:
             self._pairs = self._pairs[::2]
             self._every *= 2
 
@@ -207,7 +207,7 @@ class Pace:
         return self._marks.pairs()
 
 
-_MOST = 2000
+_MAX_SERIES = 2000
 """Series of one run; an untrusted file may hold any number of names."""
 
 
@@ -272,7 +272,7 @@ class Collection:
         for point in points:
             key = (point.source, point.name)
             series = self.series.get(key)
-            if series is None and len(self.series) < _MOST:
+            if series is None and len(self.series) < _MAX_SERIES:
                 series = self.series[key] = Series(point.name, point.source, point)
             if series is not None:
                 series.add(point)

@@ -17,7 +17,7 @@ _LOG = "log ("
 """Begins the source of what was read from a log."""
 _LAST = (_LOG, SAGEMAKER_SOURCE)
 """Sources after all files; the second has last values alone."""
-_MOST_SERIES = 2000
+_MAX_SERIES = 2000
 """Series of one run; an untrusted file may hold any number of names."""
 
 
@@ -39,7 +39,7 @@ class Selection:
         """Add points, of which those of one source come in their order."""
         for point in points:
             name = self._clean(point.name)
-            if name not in self._series and len(self._series) >= _MOST_SERIES:
+            if name not in self._series and len(self._series) >= _MAX_SERIES:
                 continue
             sources = self._series.setdefault(name, {})
             key = f"{point.source}\0{point.name}"

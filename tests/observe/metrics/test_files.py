@@ -262,7 +262,7 @@ def test_links_and_pipes_are_not_opened(folder, tmp_path):
 
 def test_a_file_that_was_replaced_is_read_anew(folder, monkeypatch):
     """As a trainer does that resumes: it keeps the lines up to its checkpoint."""
-    monkeypatch.setattr("deploykit.observe.metrics.files._AGAIN", 0.0)
+    monkeypatch.setattr("deploykit.observe.metrics.files._SEARCH_SECONDS", 0.0)
     path = folder / "output" / files.NAME
     lines(path, *({"step": step, "loss": step} for step in range(2, 9)))
     found, collection = MetricFiles(folder, "", 0), Collection()

@@ -92,7 +92,7 @@ def test_event_files_in_s3(live, aws, capsys, monkeypatch):
 
     client = boto3.client("s3")
     client.create_bucket(Bucket="my-board")
-    monkeypatch.setattr(tensorboard, "_LARGEST", 1000)
+    monkeypatch.setattr(tensorboard, "_MAX_FILE_BYTES", 1000)
     tracked(live, {"tensorboard": "s3://my-board/all"})
     for first in (0, 20, 40):
         attempt(live, 0, range(first, first + 20))
