@@ -13,7 +13,7 @@ from deploykit.observe.metrics.points import LONGEST_NAME, Point, Value, count
 
 _Wire = int | bytes
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_LONGEST_VARINT = 10
+_MAX_VARINT_BYTES = 10
 """Bytes of a number of 64 bits."""
 
 
@@ -50,7 +50,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, _Wire]]:
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     """A number of up to 64 bits, 7 in a byte, and the position after it."""
     value = 0
-    for index, byte in enumerate(data[at : at + _LONGEST_VARINT]):
+    for index, byte in enumerate(data[at : at + _MAX_VARINT_BYTES]):
         value |= (byte & 0x7F) << 7 * index
         if byte < 0x80:  # noqa: PLR2004 - the last byte has no high bit
             return value & 0xFFFFFFFFFFFFFFFF, at + index + 1
@@ -77,7 +77,7 @@ def _floats(value: _Wire, letter: str) -> tuple[float, ...]:
     return struct.unpack(f"<{len(value) // size}{letter}", value)
 
 
-LONGEST = 64 * 1024
+MAX_RECORD_BYTES = 64 * 1024
 """Bytes of a record that is read; longer ones hold pictures and graphs, and are skipped."""
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")
@@ -92,7 +92,7 @@ class Damaged(ValueError):
 
 
 def read_records(file: FileIO, size: int) -> Iterator[bytes]:
-    """The records from the file's position to `size` bytes, without those over `LONGEST`.
+    """The records from the file's position to `size` bytes, without those over `MAX_RECORD_BYTES`.
 
     After each the position is at the next one. An incomplete record at the end is left for a later
     call, since its file may be growing. Raises Damaged.
@@ -118,7 +118,7 @@ def read_records(file: FileIO, size: int) -> Iterator[bytes]:
 
 def _record_data(file: FileIO, length: int, at: int) -> bytes | None:
     """The data of a record; None where it is too long to be a number."""
-    if length > LONGEST:
+    if length > MAX_RECORD_BYTES:
         return None
     data, footer = file.read(length), file.read(_FOOTER.size)
     if len(footer) < _FOOTER.size or _masked(data) != _FOOTER.unpack(footer)[0]:
