@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deploykit.cli import main as cli
-from deploykit.observe.inspect import places, stacks
+from deploykit.observe import stacks
 from tests.backends.slurm.slurm_helpers import wait_for
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -125,7 +125,7 @@ def test_each_stalled_rank_is_found_at_its_line(project, capsys):
 
     def found():
         kept = sorted(Path(row["folder"], "stacks").glob("*-stall"))
-        merged = places.groups(stacks.read(kept[-1]).ranks) if kept else []
+        merged = stacks.groups(stacks.read(kept[-1]).ranks) if kept else []
         seen = {rank: group.place.brief for group in merged for rank in group.numbers}
         right = [rank for rank, where in WHERE.items() if where in seen.get(rank, "")]
         return kept if right == list(WHERE) else None

@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from deploykit.observe.inspect import places, stacks
+from deploykit.observe import stacks
 
 HERE = Path(__file__).resolve().parent
 STALLS = (
@@ -95,10 +95,10 @@ def stalled(runs: Runs, kind: str, victim: int) -> Outcome:
 
 def _judged(runs: Runs, folder: Path, name: str, record: dict[str, float | str]) -> Outcome:
     kind, _, victim = name.partition("-")
-    first = places.groups(stacks.read(folder / "stacks" / str(record["dump"])).ranks)
+    first = stacks.groups(stacks.read(folder / "stacks" / str(record["dump"])).ranks)
     limit = max(runs.minimum, 3 * float(record["longest"])) * (4 if kind == "spins" else 1)
     late = float(record["seconds"]) - limit
-    text = f"{late:5.0f} s after the limit of {limit:.0f} s: {places.sentence(first)}"
+    text = f"{late:5.0f} s after the limit of {limit:.0f} s: {stacks.sentence(first)}"
     briefs = [one.place.brief for one in first if tuple(one.numbers) == (int(victim),)]
     at_victim = any(f"(stalls.py:{line})" in brief for brief in briefs for line in _lines(kind))
     return Outcome(name, at_victim and late <= LATEST, text)

@@ -326,9 +326,9 @@ def _stall(folder: Path) -> str:
     """Why a run that is alive makes no progress; empty while it does."""
     if not any(folder.glob("exit_records/stall-*.json")):
         return ""
-    from deploykit.observe.inspect import stalls
+    from deploykit.observe import stacks
 
-    return stalls.reason(folder)
+    return stacks.stall_reason(folder)
 
 
 def _ended(folder: Path) -> Status:

@@ -11,8 +11,8 @@ from pathlib import Path
 from deploykit.backends import base as backend
 from deploykit.bundle import node_plane
 from deploykit.lib.errors import TryAgain, UsageError
+from deploykit.observe import stacks
 from deploykit.observe.exit_records import RankProcess
-from deploykit.observe.inspect import places
 
 ENTER = f"{node_plane.FOLDER}/{node_plane.NODE_PLANE[1]}/inspect/enter.py"
 """In the source of a run: what bundles of earlier versions lack."""
@@ -60,7 +60,7 @@ def process_of(processes: list[RankProcess], run: str, rank: int) -> RankProcess
     known = {one.rank: one for one in require_some(processes, run)}
     if rank not in known:
         raise TryAgain(
-            f"rank {rank} of {run} is not running", hint=f"running: {places.label(list(known))}"
+            f"rank {rank} of {run} is not running", hint=f"running: {stacks.label(list(known))}"
         )
     return known[rank]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 
 from deploykit.cli import output
-from deploykit.observe.inspect import report
+from deploykit.observe import stacks
 from deploykit.run import enter, registry
 
 SHARED = ("run",)
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     row = registry.get(args.run)
     taken = enter.take_stacks(row, native=args.native)
     if args.json:
-        data = {"run": row.run, "kept": taken.kept, **report.data(taken.dump)}
+        data = {"run": row.run, "kept": taken.kept, **stacks.data(taken.dump)}
         output.emit({**data, "flight_recorder": taken.recorder, "warnings": taken.warnings})
         return 0
     time = output.when(taken.dump.time.timestamp()) if taken.dump.time else "an unknown time"

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from deploykit.cli import output
 from deploykit.lib.errors import NotFound
-from deploykit.observe.inspect import traces
-from deploykit.observe.inspect.traces import RankProfile
+from deploykit.observe import traces
+from deploykit.observe.traces import RankProfile
 from deploykit.run import registry
 
 SHARED = ("run",)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from deploykit.lib import units
-from deploykit.observe.inspect.usage import RankUsage
+from deploykit.observe.usage import RankUsage
 
 _EACH = 8
 """Ranks that are shown one by one."""

@@ -14,13 +14,12 @@ import argparse
 from pathlib import Path
 
 from deploykit.cli import output
-from deploykit.lib import paths, units
 from deploykit.lib.errors import UsageError
 from deploykit.run import registry
 from deploykit.run import report as run_report
 from deploykit.run import state as run_state
 
-_MOST = 8
+MAX_RUNS = 8
 """Runs in a report, whose curves can be told apart."""
 
 
@@ -44,26 +43,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the page, and print where it is."""
     rows = {row.run: row for row in map(registry.get, args.run or [None])}
-    if len(rows) > _MOST:
+    if len(rows) > MAX_RUNS:
         raise UsageError(
-            f"a report has at most {_MOST} runs, and {len(rows)} are named",
+            f"a report has at most {MAX_RUNS} runs, and {len(rows)} are named",
             hint="`deploykit compare` takes any number",
         )
-    path = args.output or Path(f"report-{next(iter(rows))}.html")
-    from deploykit.cli import report_sections  # not needed for --help
+    from deploykit.cli import report_page, report_sections  # not needed for --help
 
     reports = [run_report.of(row) for row in run_state.refresh(list(rows.values()))]
-    text = report_sections.document(reports)
-    if args.force:
-        path.unlink(missing_ok=True)
-    paths.create(path, text, "name another file with --output, or replace it with --force")
-    size = path.stat().st_size
+    path = args.output or Path(f"report-{next(iter(rows))}.html")
+    saved = report_page.save(path, report_sections.document(reports), force=args.force)
     problems = [f"{one.facts.row.run}: {it}" for one in reports for it in one.problems]
     if args.json:
-        uri = path.absolute().as_uri()
-        data = {"runs": list(rows), "file": str(path), "uri": uri, "bytes": size}
-        output.emit({**data, "problems": problems})
+        output.emit({"runs": list(rows), **saved, "problems": problems})
         return 0
     output.note(*(f"not read: {problem}" for problem in problems))
-    output.say(f"{path}: {units.size(size)}")
+    report_page.announce(saved)
     return 0

@@ -1,86 +1,103 @@
-"""The sections of a report, from what is known of its runs."""
+"""What the page of a report shows, from what is known of its runs: values for run.html.j2."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from deploykit.backends import base as backend
-from deploykit.cli import comparison_text, output, progress_text, report_steps, written
+from deploykit.cli import comparison_text, output, progress_text, report_page, written
 from deploykit.cli.comparison_text import Line
 from deploykit.job.model import State
 from deploykit.lib import paths, shell, units
 from deploykit.lib.paths import is_address
-from deploykit.lib.version import __version__
-from deploykit.observe.report import chart, curves, markup, page, timeline
-from deploykit.observe.report.curves import Numbers
-from deploykit.observe.report.markup import Markup
-from deploykit.observe.report.timeline import Part
+from deploykit.observe import charts
+from deploykit.observe.charts import MAX_POINTS, Chart, Curve, RunCurves, TimePart
+from deploykit.observe.metrics.series import Series
+from deploykit.observe.traces import RankProfile
+from deploykit.observe.usage import RankUsage, Sample
 from deploykit.run import diagnosis as run_diagnosis
 from deploykit.run import report as run_report
-from deploykit.run.registry import now
 from deploykit.run.report import RunFacts, RunReport, Span
 
-_PICTURES, _PICTURE_BYTES = 4, 80_000
-"""Pictures below the output that are shown, and bytes of each at most."""
-_MOST_METRICS = 200
-_MOST_ENTRIES = 5_000
-_MOST_PARTS = 24
-_REASON = 400
-"""Characters of a reason that are told in the summary."""
+MAX_PICTURES, MAX_PICTURE_BYTES = 4, 80_000
+"""Pictures below the output that are shown, and bytes of each."""
+MAX_METRICS = 200
+MAX_ENTRIES = 5_000
+"""Files and folders below the output among which pictures are looked for."""
+MAX_PARTS = 24
+"""Of the timeline, in words."""
+MAX_REASON = 400
+"""Characters of a reason in the summary."""
+MAX_HEADINGS = 100
+_STEP, _PART = "step_seconds", "_seconds"
+"""Metrics: a whole step, and how the names of its parts end."""
+_MINUTE = 60
 
 
 def document(reports: Sequence[RunReport]) -> str:
-    """The page of one run, or of several that are compared, of at most `page.LARGEST` bytes."""
-    for rich in (True, False):
-        made = page.page(_title(reports), _body(reports, rich=rich), _footer())
-        if len(made.encode()) <= page.LARGEST:
-            return made
-    brief = markup.join(_heading(one) for one in reports[:100])
-    return page.page(_title(reports), brief, _footer())
-
-
-def _title(reports: Sequence[RunReport]) -> str:
-    return " · ".join(one.facts.row.run for one in reports[:4])
-
-
-def _footer() -> str:
-    host = os.uname().nodename
-    return (
-        f"Written by deploykit {__version__} on {host} at {output.when(now())}. "
-        f"Links lead to files on {host}. All times are in UTC."
+    """The page of one run, or of several that are compared."""
+    return report_page.rendered(
+        "report/run.html.j2",
+        _attempts(reports),
+        "Links lead to files on {host}. All times are in UTC.",
     )
 
 
-def _body(reports: Sequence[RunReport], *, rich: bool) -> Markup:
-    if len(reports) == 1:
-        return _one(reports[0], rich=rich)
-    facts = [one.facts for one in reports]
-    inner = [
-        Markup(f"<h1>{markup.text(f'{len(reports)} runs compared')}</h1>"),
-        *(markup.paragraph(_sentence(one), "remark") for one in reports),
-        _compared(facts),
-        _charts(reports),
-    ]
-    if rich:
-        each = (markup.details(one.facts.row.run, *_sections(one, rich=False)) for one in reports)
-        inner.append(markup.section("Each run", *each))
-    return markup.join(inner)
+def _attempts(reports: Sequence[RunReport]) -> Iterator[dict[str, Any]]:
+    """The values of the page: whole, then without the largest parts, then headings alone."""
+    several = len(reports) > 1
+    views = [_view(report) for report in reports]
+    values = {
+        "title": " · ".join(report.facts.row.run for report in reports[:4]),
+        "runs": views,
+        "compared": _compared([report.facts for report in reports]) if several else None,
+        "figures": _figures(reports),
+        "pictures": [],
+        "is_rich": False,
+        "is_brief": False,
+    }
+    yield {**values, "pictures": [] if several else _pictures(reports[0]), "is_rich": True}
+    yield values
+    yield {**values, "runs": views[:MAX_HEADINGS], "is_brief": True}
 
 
-def _one(one: RunReport, *, rich: bool) -> Markup:
-    sections = list(_sections(one, rich=rich))
-    return markup.join([_heading(one), sections[0], _charts([one]), *sections[1:]])
+def _view(report: RunReport) -> dict[str, Any]:
+    """What the page says of a run."""
+    facts, folder = report.facts, Path(report.facts.row.folder)
+    return {
+        "id": facts.row.run,
+        "state": State(facts.row.state).value,
+        "sentence": _sentence(report),
+        "cause": _cause(report),
+        "facts": _facts(report),
+        "timeline": _timeline(report),
+        "metrics": [
+            (one.name, charts.short(one.last, 6), _best(one.best), one.source)
+            for one in list(facts.metrics.values())[:MAX_METRICS]
+        ],
+        "step": _step(facts.curves),
+        "profile": [_profile(rank) for rank in report.profile],
+        "slow": report.slow,
+        "nodes": report.nodes,
+        "preflight": "\n".join(report.preflight),
+        "stacks": "\n".join(report.stacks),
+        "environment": _environment(report),
+        # without the variables, which the environment shows
+        "settings": [one for one in facts.settings.items() if not one[0].startswith("env.")],
+        "files": [(path.as_uri(), str(path.relative_to(folder))) for path in report.files],
+        "written": "\n".join(written.lines(facts.row)),
+        "problems": report.problems,
+    }
 
 
-def _heading(one: RunReport) -> Markup:
-    row = one.facts.row
-    state = f'<span class="state {State(row.state).value}">{markup.text(row.state)}</span>'
-    head = f"<h1>{markup.text(row.run)} {state}</h1>"
-    return markup.join([Markup(head), markup.paragraph(_sentence(one), "summary")])
+def _best(value: float | None) -> str:
+    return "" if value is None else charts.short(value, 6)
 
 
 def _sentence(one: RunReport) -> str:
@@ -88,9 +105,9 @@ def _sentence(one: RunReport) -> str:
     row, facts = one.facts.row, one.facts
     parts = [f"{row.run} {_ended(one)}{_where(one)}"]
     if facts.restarts:
-        parts[0] += f", after {facts.restarts} restart{'' if facts.restarts == 1 else 's'}"
+        parts[0] += f", after {units.plural(facts.restarts, 'restart')}"
     if row.reason and row.state != State.SUCCEEDED.value:
-        parts[0] += f": {row.reason[:_REASON]}"
+        parts[0] += f": {row.reason[:MAX_REASON]}"
     if one.causes:
         parts.append(f"The cause: {one.causes[0].rule.means}")
     if far := progress_text.line(facts.progress, ended=State(row.state).final):
@@ -116,73 +133,48 @@ def _where(one: RunReport) -> str:
     at = f" on {row.backend} ({row.target})"
     match resources:
         case {"nodes": int(nodes), "processes_per_node": int(ranks)}:
-            count = f"{nodes} node{'' if nodes == 1 else 's'}"
-            return f"{at}, {count} with {ranks} rank{'' if ranks == 1 else 's'} each"
+            count = units.plural(nodes * ranks, "rank")
+            return f"{at}, {units.plural(nodes, 'node')}, {count}"
     return at
 
 
-def _sections(one: RunReport, *, rich: bool) -> Iterator[Markup]:
-    """All but the heading and the charts; the first is about how the run went."""
-    facts = one.facts
-    yield markup.join([_cause(one), markup.section("Run", _facts(one), _timeline(one))])
-    yield markup.section("Metrics", _metrics(facts))
-    yield report_steps.step(_numbers(facts).metrics)
-    yield report_steps.profile(one.profile)
-    yield markup.section("Slowest rank", *map(markup.paragraph, one.slow))
-    yield markup.section("Nodes", markup.table(["node", "network"], one.nodes))
-    if one.preflight:
-        yield markup.section("Preflight", markup.block("\n".join(one.preflight)))
-    if one.stacks:
-        title = "Where the ranks stood when they were last looked at"
-        yield markup.section("Stacks", markup.details(title, markup.block("\n".join(one.stacks))))
-    if rich:
-        yield markup.section("Pictures", *_pictures(one))
-    yield markup.section("Environment", _environment(one))
-    yield markup.section("Job", markup.details("All settings", markup.facts(_settings(facts))))
-    yield markup.section("Files", _files(one))
-    missing = (markup.text(problem) for problem in one.problems)
-    yield markup.section("Not read", markup.items(missing))
+def _cause(report: RunReport) -> dict[str, str] | None:
+    """Why it failed, with the evidence and what to do."""
+    if not report.causes:
+        return None
+    first, *others = report.causes
+    return {
+        "title": f"Cause: {first.rule.label}, {first.rule.means}",
+        "lines": "\n".join(run_diagnosis.lines([first])),
+        "others": "\n".join(run_diagnosis.lines(others)) if others else "",
+    }
 
 
-def _cause(one: RunReport) -> Markup:
-    """Why it failed, with the proof and what to do."""
-    if not one.causes:
-        return Markup("")
-    first, *others = one.causes
-    lines = "\n".join(run_diagnosis.lines([first]))
-    rest = "\n".join(run_diagnosis.lines(others)) if others else ""
-    also = markup.details("Other causes", markup.block(rest)) if rest else Markup("")
-    title = f"Cause: {first.rule.label}, {first.rule.means}"
-    return markup.section("Why it failed", markup.paragraph(title), markup.block(lines), also)
-
-
-def _facts(one: RunReport) -> Markup:
+def _facts(one: RunReport) -> list[tuple[str, str]]:
     facts, row = one.facts, one.facts.row
     waited = sum(span.end - span.begin for span in one.spans if span.attempt is None)
     ran = run_report.seconds(facts, one.spans)
     code = "" if row.exit_code is None else str(row.exit_code)
-    return markup.facts(
-        [
-            ("state", row.state),
-            ("exit code", code),
-            ("reason", row.reason),
-            ("command", _command(one)),
-            ("handle", str(row.handle or f"{row.backend}://{row.target}, not confirmed")),
-            ("submitted", output.when(row.created)),
-            ("waited", units.span(waited) if one.spans else ""),
-            ("ran for", units.span(ran) if ran is not None else ""),
-            ("restarts", str(facts.restarts) if facts.restarts else ""),
-            ("commit", facts.source.commit or ""),
-            ("uncommitted changes", facts.source.changes or ""),
-            ("bundle", facts.source.bundle),
-            ("cost", str(facts.cost) if facts.cost else ""),
-            ("pace", progress_text.rate(facts.progress)),
-        ]
-    )
+    return [
+        ("state", row.state),
+        ("exit code", code),
+        ("reason", row.reason),
+        ("command", _command(one)),
+        ("handle", str(row.handle or f"{row.backend}://{row.target}, not confirmed")),
+        ("submitted", output.when(row.created)),
+        ("waited", units.span(waited) if one.spans else ""),
+        ("ran for", units.span(ran) if ran is not None else ""),
+        ("restarts", str(facts.restarts) if facts.restarts else ""),
+        ("commit", facts.source.commit or ""),
+        ("uncommitted changes", facts.source.changes or ""),
+        ("bundle", facts.source.bundle),
+        ("cost", str(facts.cost) if facts.cost else ""),
+        ("pace", progress_text.rate(facts.progress)),
+    ]
 
 
 def _command(one: RunReport) -> str:
-    """The script with its arguments, as one would type them."""
+    """The command line as you would type it."""
     match one.job.get("entrypoint"):
         case {"script": str(script), "args": [*words]}:
             return shell.command(script, *map(str, words))
@@ -191,76 +183,56 @@ def _command(one: RunReport) -> str:
     return ""
 
 
-def _timeline(one: RunReport) -> Markup:
-    parts = [_part(span) for span in one.spans]
-    sentence = "; ".join(part.label for part in parts[:_MOST_PARTS])
-    more = f"; and {len(parts) - _MOST_PARTS} more" if len(parts) > _MOST_PARTS else ""
-    rows = [(output.when(event.time), event.text) for event in one.events]
-    table = markup.table(["time", "event"], rows)
-    return markup.join(
-        [
-            timeline.bar(parts),
-            markup.paragraph(f"{sentence}{more}.", "remark"),
-            markup.element("div", table, "times"),
-        ]
-    )
+def _timeline(report: RunReport) -> dict[str, Any]:
+    parts = [_part(span) for span in report.spans]
+    sentence = "; ".join(part.label for part in parts[:MAX_PARTS])
+    more = f"; and {len(parts) - MAX_PARTS} more" if len(parts) > MAX_PARTS else ""
+    return {
+        "bar": charts.time_bar(parts),
+        "sentence": f"{sentence}{more}.",
+        "events": [(output.when(event.time), event.text) for event in report.events],
+    }
 
 
-def _part(span: Span) -> Part:
+def _part(span: Span) -> TimePart:
     took = units.span(span.end - span.begin)
     if span.attempt is None:
-        return Part(span.begin, span.end, "waited", f"waited {took}")
-    return Part(span.begin, span.end, "ran", f"attempt {span.attempt + 1} ran {took}")
+        return TimePart(span.begin, span.end, "waited", f"waited {took}")
+    return TimePart(span.begin, span.end, "ran", f"attempt {span.attempt + 1} ran {took}")
 
 
-def _compared(facts: Sequence[RunFacts]) -> Markup:
+def _compared(facts: Sequence[RunFacts]) -> dict[str, Any]:
     compared = run_report.compare(facts)
-    lines = [*comparison_text.ends(compared), *comparison_text.settings(compared)]
-    headings = ["", *(one.row.run for one in facts)]
-    metrics = list(comparison_text.metrics(compared))[:_MOST_METRICS]
-    same = markup.paragraph(f"{compared.same} settings are the same in all.", "remark")
-    return markup.join(
-        [
-            markup.section("What differs", markup.table(headings, map(_row, lines)), same),
-            markup.section("Metrics", markup.table(headings, map(_row, metrics))),
-        ]
-    )
+    settings = [*comparison_text.ends(compared), *comparison_text.settings(compared)]
+    metrics = list(comparison_text.metrics(compared))[:MAX_METRICS]
+    return {
+        "headings": ["", *(one.row.run for one in facts)],
+        "settings": [_row(line) for line in settings],
+        "same": f"{compared.same} settings are the same in all.",
+        "metrics": [_row(line) for line in metrics],
+    }
 
 
 def _row(line: Line) -> list[str | tuple[str, bool]]:
     return [line.name, *((text, at in line.best) for at, text in enumerate(line.texts))]
 
 
-def _charts(reports: Sequence[RunReport]) -> Markup:
-    drawn = curves.charts([_numbers(one.facts) for one in reports])
+def _figures(reports: Sequence[RunReport]) -> list[str]:
+    drawn = charts.charts_of([_curves(report.facts) for report in reports])
     if len(reports) == 1:
-        drawn += report_steps.usage_charts(reports[0].usage, reports[0].starts[1:])
-    figures = markup.join(chart.draw(one, number) for number, one in enumerate(drawn))
-    return (
-        markup.section("Curves", markup.element("div", figures, "charts")) if figures else figures
-    )
+        drawn += _usage_charts(reports[0].usage, reports[0].starts[1:])
+    figures = [charts.draw(chart, number) for number, chart in enumerate(drawn)]
+    return [figure for figure in figures if figure]
 
 
-def _numbers(facts: RunFacts) -> Numbers:
+def _curves(facts: RunFacts) -> RunCurves:
     """The curve of each metric, and the restarts."""
     begins = sorted(facts.attempts.items())
     marks = [(float(step), f"restart {number}") for number, step in begins]
-    return Numbers(facts.row.run, facts.curves, marks)
+    return RunCurves(facts.row.run, facts.curves, marks)
 
 
-def _metrics(facts: RunFacts) -> Markup:
-    rows = [
-        (one.name, _number(one.last), "" if one.best is None else _number(one.best), one.source)
-        for one in list(facts.metrics.values())[:_MOST_METRICS]
-    ]
-    return markup.table(["metric", "last", "best", "source"], rows)
-
-
-def _number(value: float) -> str:
-    return chart.short(value, 6)
-
-
-def _environment(one: RunReport) -> Markup:
+def _environment(one: RunReport) -> list[tuple[str, str]]:
     """Versions, GPUs, what the job chose to run in, its variables; secrets are references."""
     chosen = one.job.get("environment")
     variables = one.job.get("env")
@@ -273,37 +245,24 @@ def _environment(one: RunReport) -> Markup:
             for key, it in _items(one.job.get(name))
             if isinstance(it, str | int | float) and it
         ]
-    return markup.facts(pairs)
+    return pairs
 
 
 def _items(data: object) -> list[tuple[str, object]]:
     return list(data.items()) if isinstance(data, dict) else []
 
 
-def _settings(facts: RunFacts) -> list[tuple[str, str]]:
-    """Keys and arguments but the variables, which the environment shows."""
-    return [pair for pair in facts.settings.items() if not pair[0].startswith("env.")]
-
-
-def _files(one: RunReport) -> Markup:
-    folder = Path(one.facts.row.folder)
-    links = [markup.link(path, str(path.relative_to(folder))) for path in one.files]
-    lines = list(written.lines(one.facts.row))
-    listed = markup.block("\n".join(lines)) if lines else Markup("")
-    return markup.join([markup.items(links), listed])
-
-
-def _pictures(one: RunReport) -> Iterator[Markup]:
-    """Small PNG files below the output, such as a confusion matrix, within the page."""
-    where = one.facts.row.output
+def _pictures(report: RunReport) -> list[tuple[str, str]]:
+    """Small PNG files below the output, such as a confusion matrix: names, and data in Base64."""
+    where = report.facts.row.output
+    pictures: list[tuple[str, str]] = []
     if not where or is_address(where):
-        return
-    for path in _png_files(Path(where))[:_PICTURES]:
+        return pictures
+    for path in _png_files(Path(where))[:MAX_PICTURES]:
         with contextlib.suppress(OSError):
-            data = base64.b64encode(paths.read_regular(path, _PICTURE_BYTES)).decode()
-            name = markup.text(str(path.relative_to(where)))
-            image = f'<img src="data:image/png;base64,{data}" alt="{name}">'
-            yield Markup(f"<figure><figcaption>{name}</figcaption>{image}</figure>")
+            data = base64.b64encode(paths.read_regular(path, MAX_PICTURE_BYTES)).decode()
+            pictures.append((str(path.relative_to(where)), data))
+    return pictures
 
 
 def _png_files(top: Path) -> list[Path]:
@@ -311,8 +270,74 @@ def _png_files(top: Path) -> list[Path]:
     seen = 0
     for here, folders, files in os.walk(top):
         seen += len(files) + len(folders)
-        if seen > _MOST_ENTRIES:
+        if seen > MAX_ENTRIES:
             break
         folders.sort()
         pictures += [Path(here, name) for name in sorted(files) if name.endswith(".png")]
-    return [path for path in pictures if path.is_file() and path.stat().st_size <= _PICTURE_BYTES]
+    return [
+        path for path in pictures if path.is_file() and path.stat().st_size <= MAX_PICTURE_BYTES
+    ]
+
+
+class _Quantity(NamedTuple):
+    title: str
+    of: Callable[[RankUsage], float | None]
+
+
+_QUANTITIES = (
+    _Quantity("Memory of each rank, GiB", lambda one: _gib(one.memory)),
+    _Quantity("GPU memory of each rank, GiB", lambda one: _gib(one.gpu_memory)),
+    _Quantity("GPU of each rank, %", lambda one: one.gpu),
+    _Quantity("CPU of each rank, % of a core", lambda one: one.cpu),
+)
+
+
+def _usage_charts(samples: Sequence[Sample], restarts: Sequence[float]) -> Iterator[Chart]:
+    """What each rank used over time; of many ranks those that used least and most.
+
+    `restarts` are the times at which later attempts began.
+    """
+    if not samples:
+        return
+    begin = samples[0].time
+    marks = [((time - begin) / _MINUTE, f"restart {at}") for at, time in enumerate(restarts, 1)]
+    for title, value_of in _QUANTITIES:
+        by_rank: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        for time, one in samples:
+            value = value_of(one)
+            if value is not None:
+                by_rank[one.rank].append(((time - begin) / _MINUTE, value))
+        chosen = _extremes(by_rank)
+        curves = [Curve(f"rank {rank}", charts.thin(by_rank[rank], MAX_POINTS)) for rank in chosen]
+        yield Chart(title, "minutes", curves, marks)
+
+
+def _extremes(by_rank: Mapping[int, Sequence[tuple[float, float]]]) -> list[int]:
+    order = sorted(by_rank, key=lambda rank: max(value for _, value in by_rank[rank]))
+    half = charts.COLORS // 2
+    return sorted(order if len(order) <= charts.COLORS else [*order[:half], *order[-half:]])
+
+
+def _gib(size: int | None) -> float | None:
+    return None if size is None else size / 2**30
+
+
+def _step(metrics: Mapping[str, Series]) -> dict[str, Any] | None:
+    """How the time of a step is divided, if the script reports its parts."""
+    means = {name: one.curve.mean() for name, one in metrics.items() if name.endswith(_PART)}
+    whole = means.pop(_STEP, 0.0)
+    parts = {name.removesuffix(_PART): mean for name, mean in means.items()}
+    if not whole or not parts or sum(parts.values()) > 1.05 * whole:
+        return None  # they are not parts of it
+    listed = [*parts.items(), ("other", max(0.0, whole - sum(parts.values())))]
+    return {
+        "sentence": f"{1000 * whole:.3g} ms on average, of which:",
+        "bar": charts.share_bar([(name, part / whole) for name, part in listed]),
+        "rows": [(name, f"{1000 * part:.3g} ms", f"{part / whole:.0%}") for name, part in listed],
+    }
+
+
+def _profile(rank: RankProfile) -> list[str]:
+    """The shares of what a rank did in the profiled steps."""
+    parts = (rank.computing, rank.communicating, rank.waiting, rank.idle)
+    return [f"rank {rank.rank}", *(f"{part / max(rank.seconds, 1e-9):.0%}" for part in parts)]

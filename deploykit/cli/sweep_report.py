@@ -1,25 +1,22 @@
-"""The report of a sweep: one HTML file, from what is known of its trials."""
+"""What the page of a sweep's report shows, from what is known of its trials: for sweep.html.j2."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from deploykit.cli import output
-from deploykit.lib import paths, shell, units
-from deploykit.lib.version import __version__
-from deploykit.observe.report import chart, coordinates, markup, page
-from deploykit.observe.report.markup import Markup
-from deploykit.run.registry import now
+from deploykit.cli import output, report_page
+from deploykit.lib import shell
+from deploykit.observe import charts
 from deploykit.sweep import report, space, spending
 from deploykit.sweep.folder import SweepRecord
 from deploykit.sweep.model import Parameter
 from deploykit.sweep.report import SweepReport
 from deploykit.sweep.summary import SweepSummary, TrialSummary
 
-_MOST = 300
-"""Trials in the table: the best, then the others."""
+MAX_TRIALS = 300
+"""In the table: the best, then the others."""
 _FACTS = ("state", "cost", "run", "reason")
 _STYLES = {"finished": "succeeded", "running": "running", "stopping": "running"}
 
@@ -27,55 +24,57 @@ _STYLES = {"finished": "succeeded", "running": "running", "stopping": "running"}
 def write(record: SweepRecord, path: Path | None, *, force: bool, as_json: bool) -> int:
     """Write the page, and print where it is. Raises UsageError where it cannot be written."""
     path = path or Path(f"report-{record.id}.html")
-    text = document(report.of(record))
-    if force:
-        path.unlink(missing_ok=True)
-    paths.create(path, text, "name another file with --output, or replace it with --force")
-    size = path.stat().st_size
+    saved = report_page.save(path, document(report.of(record)), force=force)
     if as_json:
-        uri = path.absolute().as_uri()
-        output.emit({"sweep": record.id, "file": str(path), "uri": uri, "bytes": size})
+        output.emit({"sweep": record.id, **saved})
     else:
-        output.say(f"{path}: {units.size(size)}")
+        report_page.announce(saved)
     return 0
 
 
 def document(content: SweepReport) -> str:
-    """The page, of at most `page.LARGEST` bytes."""
-    for most in (_MOST, 0):
-        made = page.page(content.summary.record.id, _body(content, most), _footer())
-        if len(made.encode()) <= page.LARGEST:
-            break
-    return made
-
-
-def _footer() -> str:
-    host = os.uname().nodename
-    return f"Written by deploykit {__version__} on {host} at {output.when(now())}."
-
-
-def _body(content: SweepReport, most: int) -> Markup:
-    one = content.summary
-    return markup.join(
-        [
-            _heading(one),
-            markup.section("Best trial", _best(one)),
-            markup.section("Search", _charts(content)),
-            markup.section("Importance", *_importance(content)),
-            markup.section("Parallel coordinates", *_coordinates(content)),
-            markup.section("Repeats", *_repeats(one)),
-            markup.section("Money", *_money(one)),
-            markup.section("Trials", *_trials(one, most)),
-            markup.section("Sweep", *_definition(one)),
-        ]
+    """The page: with a table of many trials if it fits, else without one."""
+    values = _values(content)
+    trials = _trials(content.summary)
+    return report_page.rendered(
+        "report/sweep.html.j2", [{**values, "trials": trials}, {**values, "trials": []}]
     )
 
 
-def _heading(one: SweepSummary) -> Markup:
-    kind = _STYLES.get(one.state, "")
-    state = f'<span class="state {kind}">{markup.text(one.state)}</span>'
-    head = Markup(f"<h1>{markup.text(one.record.id)} {state}</h1>")
-    return markup.join([head, markup.paragraph(_sentence(one), "summary")])
+def _values(content: SweepReport) -> dict[str, Any]:
+    """What the page says but for the table of trials."""
+    one, sweep = content.summary, content.summary.record.sweep
+    title = "parameters and objective of each trial"
+    return {
+        "title": one.record.id,
+        "state": one.state,
+        "kind": _STYLES.get(one.state, ""),
+        "sentence": _sentence(one),
+        "best": _best(one),
+        "best_command": shell.command(
+            *("deploykit", "sweep", "best", one.record.id, "--write", "best.yaml")
+        ),
+        "figures": [
+            figure
+            for number, chart in enumerate(content.charts)
+            if (figure := charts.draw(chart, number))
+        ],
+        "importance": charts.draw_bars(
+            list(content.importance.items()), "importance of each parameter"
+        ),
+        "min_trials": report.LEAST,
+        "coordinates": charts.draw_coordinates(content.axes, content.lines, title),
+        "repeats": list(_repeats(one))[:MAX_TRIALS],
+        "money": _money(one),
+        "costs": list(_costs(one)),
+        "trial_headings": ["trial", sweep.objective.metric, *sweep.parameters, *_FACTS],
+        "all_trials": len(one.trials),
+        "parameters": [
+            [name, _limits(parameter), parameter.as_ or space.default_form(name)]
+            for name, parameter in sweep.parameters.items()
+        ],
+        "definition": _definition(one),
+    }
 
 
 def _sentence(one: SweepSummary) -> str:
@@ -92,80 +91,48 @@ def _sentence(one: SweepSummary) -> str:
     return ". ".join(parts) + "."
 
 
-def _best(one: SweepSummary) -> Markup:
+def _best(one: SweepSummary) -> list[tuple[str, str]]:
     best = one.best
     if best is None:
-        return markup.paragraph("No trial has succeeded.", "remark")
-    command = shell.command("deploykit", "sweep", "best", one.record.id, "--write", "best.yaml")
+        return []
     pairs = [("trial", str(best.number)), (one.record.sweep.objective.metric, f"{best.value:.6g}")]
-    pairs += list(best.values.items())
-    pairs += [("run", row.run) for row in best.runs]
-    return markup.join([markup.facts(pairs), markup.block(command)])
+    return [*pairs, *best.values.items(), *(("run", row.run) for row in best.runs)]
 
 
-def _charts(content: SweepReport) -> Markup:
-    figures = markup.join(chart.draw(one, number) for number, one in enumerate(content.charts))
-    return markup.element("div", figures, "charts") if figures else figures
-
-
-def _importance(content: SweepReport) -> Iterator[Markup]:
-    if content.importance:
-        yield coordinates.bars(list(content.importance.items()), "importance of each parameter")
-        text = "How strongly each parameter affects whether a trial is among the best (PED-ANOVA)."
-        yield markup.paragraph(text, "remark")
-    elif len(content.summary.record.sweep.parameters) > 1:
-        text = f"Not available: it requires {report.LEAST} successful trials with different values."
-        yield markup.paragraph(text, "remark")
-
-
-def _coordinates(content: SweepReport) -> Iterator[Markup]:
-    drawn = coordinates.draw(content.axes, content.lines, "parameters and objective of each trial")
-    if drawn:
-        yield drawn
-        text = "Each line is a successful trial: the best is thick, the best quarter blue."
-        yield markup.paragraph(text, "remark")
-
-
-def _repeats(one: SweepSummary) -> Iterator[Markup]:
+def _repeats(one: SweepSummary) -> Iterator[list[str]]:
     """Mean, deviation and interval of each repeated trial, the best first."""
-    near, rows = {*one.not_clearly_worse}, []
+    near = {*one.not_clearly_worse}
     for trial in one.ranked:
         if (spread := trial.spread) is not None:
             numbers = (spread.mean, spread.sd, spread.low, spread.high)
             cells = [f"{number:.6g}" for number in numbers]
             verdict = "may be as good" if trial.number in near else "clearly worse"
             verdict = "best" if trial is one.best else verdict
-            rows.append([str(trial.number), str(len(spread.values)), *cells, verdict])
-    headings = ["trial", "runs", "mean", "sd", "95% from", "to", "beside the best"]
-    yield markup.table(headings, rows[:_MOST])
-    if rows:
-        text = "Student's t. Where intervals overlap, the difference from the best may be chance."
-        yield markup.paragraph(text, "remark")
+            yield [str(trial.number), str(len(spread.values)), *cells, verdict]
 
 
-def _money(one: SweepSummary) -> Iterator[Markup]:
+def _money(one: SweepSummary) -> list[tuple[str, str]]:
+    if one.cost is None:
+        return []
+    return [("spent", str(one.cost)), ("cap", one.record.sweep.max_cost or "")]
+
+
+def _costs(one: SweepSummary) -> Iterator[list[str]]:
+    """State, number and cost of trials; nothing without a price."""
     if one.cost is None:
         return
-    yield markup.facts([("spent", str(one.cost)), ("cap", one.record.sweep.max_cost or "")])
-    rows = []
     for state, count in sorted(one.counts.items()):
         of_state = (trial.cost for trial in one.trials if trial.state == state)
         cost = spending.sum_of(amount for amount in of_state if amount is not None)
-        rows.append([state, str(count), "-" if cost is None else str(cost)])
-    yield markup.table(["trials", "count", "cost"], rows)
+        yield [state, str(count), "-" if cost is None else str(cost)]
 
 
-def _trials(one: SweepSummary, most: int) -> Iterator[Markup]:
+def _trials(one: SweepSummary) -> list[list[str | tuple[str, bool]]]:
+    """The best trials first, then the others."""
     ranked = one.ranked
     numbers = {trial.number for trial in ranked}
-    shown = [*ranked, *(trial for trial in one.trials if trial.number not in numbers)][:most]
-    names = list(one.record.sweep.parameters)
-    headings = ["trial", one.record.sweep.objective.metric, *names, *_FACTS]
-    rows = markup.table(headings, ([*_result(one, trial), *_facts(trial)] for trial in shown))
-    yield markup.element("div", rows, "trials")
-    if len(shown) < len(one.trials):
-        text = f"{len(shown)} of {len(one.trials)}; `deploykit sweep status --json` has all."
-        yield markup.paragraph(text, "remark")
+    others = (trial for trial in one.trials if trial.number not in numbers)
+    return [[*_result(one, trial), *_facts(trial)] for trial in [*ranked, *others][:MAX_TRIALS]]
 
 
 def _result(sweep: SweepSummary, one: TrialSummary) -> list[str | tuple[str, bool]]:
@@ -187,25 +154,18 @@ def _facts(one: TrialSummary) -> list[str]:
     return [one.state, str(one.cost or "-"), run, one.reason]
 
 
-def _definition(one: SweepSummary) -> Iterator[Markup]:
+def _definition(one: SweepSummary) -> list[tuple[str, str]]:
     sweep, objective = one.record.sweep, one.record.sweep.objective
-    rows = [
-        [name, _limits(it), it.as_ or space.default_form(name)]
-        for name, it in sweep.parameters.items()
+    return [
+        ("job", one.record.source),
+        ("objective", f"{objective.direction} {objective.metric} ({objective.value})"),
+        ("sampler", f"{sweep.sampler}, seed {sweep.seed}"),
+        ("pruner", sweep.pruner),
+        ("parallel", str(sweep.parallel)),
+        ("repeat", str(sweep.repeat) if sweep.repeat > 1 else ""),
+        ("started", output.when(one.record.created)),
+        ("folder", str(one.record.folder)),
     ]
-    yield markup.table(["parameter", "values", "the script gets"], rows)
-    yield markup.facts(
-        [
-            ("job", one.record.source),
-            ("objective", f"{objective.direction} {objective.metric} ({objective.value})"),
-            ("sampler", f"{sweep.sampler}, seed {sweep.seed}"),
-            ("pruner", sweep.pruner),
-            ("parallel", str(sweep.parallel)),
-            ("repeat", str(sweep.repeat) if sweep.repeat > 1 else ""),
-            ("started", output.when(one.record.created)),
-            ("folder", str(one.record.folder)),
-        ]
-    )
 
 
 def _limits(one: Parameter) -> str:

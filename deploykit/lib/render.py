@@ -1,4 +1,4 @@
-"""Render Jinja templates: an undefined name raises, and a value never becomes code."""
+"""Render Jinja templates: an undefined name raises, and a value never becomes code or markup."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from deploykit.lib import paths, quoting
+from deploykit.lib import paths, quoting, terminal
 from deploykit.lib.shell import command
+
+_MAX_LINE, _MAX_BLOCK = 1_000, 20_000
+"""Characters of a line and of a block of an HTML page."""
 
 
 def shell(template: str, **values: Any) -> str:
@@ -36,12 +39,28 @@ def markdown(template: str, **values: Any) -> str:
     return _rendered(template, _prose, values)
 
 
-def _rendered(template: str, finalize: Callable[[Any], str], values: Mapping[str, Any]) -> str:
+def html(template: str, **values: Any) -> str:
+    """Render a page or a part of one: every ``{{ value }}`` is text, escaped and on one line.
+
+    Control characters are shown as in a terminal, and a long text is cut. ``{{ text | block }}``
+    keeps the lines of a text; ``{{ value | safe }}`` is for numbers and markup of our own.
+
+    Raises jinja2.UndefinedError for a name that is not among `values`.
+    """
+    return _rendered(template, _html_line, values)
+
+
+def macros(template: str) -> Any:
+    """Return the macros of an HTML template as functions; their results are safe markup."""
+    return _environment(_html_line).get_template(template).module
+
+
+def _rendered(template: str, finalize: Callable[[Any], object], values: Mapping[str, Any]) -> str:
     return str(_environment(finalize).get_template(template).render(values))
 
 
 @functools.cache
-def _environment(finalize: Callable[[Any], str]) -> Any:
+def _environment(finalize: Callable[[Any], object]) -> Any:
     import jinja2
 
     environment = jinja2.Environment(
@@ -51,8 +70,9 @@ def _environment(finalize: Callable[[Any], str]) -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,
+        autoescape=finalize is _html_line,
     )
+    environment.filters["block"] = _html_block
     environment.filters["words"] = _words
     environment.filters["verbatim"] = _Quoted
     environment.filters["shell"] = _one_word
@@ -85,6 +105,26 @@ def _prose(value: object) -> str:
     if isinstance(value, _Quoted):
         return value
     return " ".join(str(value).split()).replace("|", "\\|").replace("`", "'")
+
+
+def _html_line(value: object) -> object:
+    """A value as one line of text, which the autoescape then escapes; markup as it is."""
+    if isinstance(value, int | float) or hasattr(value, "__html__"):
+        return value
+    text = str(value)
+    if len(text) > _MAX_LINE:
+        text = f"{text[:_MAX_LINE]}... ({len(text) - _MAX_LINE} more characters)"
+    return terminal.line(text)
+
+
+def _html_block(text: str) -> Any:
+    """A text of several lines as markup; the middle of a very long one is left out."""
+    import markupsafe
+
+    if len(text) > _MAX_BLOCK:
+        half = _MAX_BLOCK // 2
+        text = f"{text[:half]}\n... {len(text) - _MAX_BLOCK} characters ...\n{text[-half:]}"
+    return markupsafe.escape(terminal.lines(text))
 
 
 def _json(value: object) -> str:

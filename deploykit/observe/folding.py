@@ -1,6 +1,6 @@
-"""Fold logs for people: what torchrun says of itself goes, and a traceback appears once.
+"""Fold logs for people: torchrun's own messages are hidden, and each traceback is shown once.
 
-After a user's error torchrun writes some forty lines of its own, and every rank that failed in the
+After a user's error torchrun writes some forty lines of its own, and every rank that fails in the
 same way prints the same traceback. Under a warning PyTorch may print thirty frames of its C++ code,
 even where a run succeeds and only its nodes end one after the other. Lines of programs are never
 changed or lost otherwise.
@@ -28,35 +28,35 @@ _BEGINS = (
 )
 """Parts of what is folded, and `_FRAME`. One after the other is faster than a pattern of all."""
 _RULE = re.compile(r"=+")
-_LAST_RULE = 2
+_SUMMARY_RULES = 2
 """Torchrun's summary is between two rules of equals signs."""
-_LONGEST = 1000
+_MAX_TRACEBACK_LINES = 1000
 """Lines of a traceback: longer ones are shown as they come."""
 _VARIES = re.compile(r"0x[0-9a-f]+|\d+")
 Author = tuple[int | None, int | None, int | None]
 
 
 class Folding:
-    """Folds the lines of one run; `hidden` counts those that were left out so far."""
+    """Folds the lines of one run; `hidden` counts the hidden lines so far."""
 
     def __init__(self) -> None:
         self.hidden = 0
         self._blocks: dict[Author, list[LogLine]] = {}
-        """Tracebacks that have not ended, by task, node and rank."""
+        """Incomplete tracebacks by task, node and rank."""
         self._rules: dict[Author, int] = {}
-        """How many rules of torchrun's summary came, where it has not ended."""
+        """Rules seen so far of each incomplete summary of torchrun."""
         self._in_frames: set[Author] = set()
-        """Whose last line was a frame of C++."""
+        """Authors whose last line was a C++ frame."""
         self._first: dict[tuple[str, ...], LogLine] = {}
-        """The last line of each traceback that was printed, by its text without numbers."""
+        """The last line of each printed traceback, by its text without numbers."""
 
     def fold(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
-        """The lines to show, in their order; a traceback comes when its last line has come."""
+        """Yield the lines to show, in order; a traceback once its last line is known."""
         yield from self.feed(lines)
         yield from self.rest()
 
     def feed(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
-        """The same for some of the lines: a traceback may end in the next ones."""
+        """Like `fold` for some of the lines: a traceback may end in the next ones."""
         for line in lines:
             if line.bar:
                 yield line
@@ -64,13 +64,13 @@ class Folding:
             yield from self._next(line, _author(line), plain(line))
 
     def rest(self) -> Iterator[LogLine]:
-        """The lines of tracebacks that have not ended."""
+        """The lines of incomplete tracebacks."""
         for block in self._blocks.values():
             yield from block
 
     @property
     def is_idle(self) -> bool:
-        """Whether the next line is shown as it is, unless something to be folded begins there."""
+        """Whether the next line is shown unchanged unless something to fold begins there."""
         return not (self._blocks or self._rules or self._in_frames)
 
     def _next(self, line: LogLine, author: Author, text: str) -> Iterator[LogLine]:
@@ -81,7 +81,7 @@ class Folding:
         elif author in self._rules:
             self._hide([line])
             self._rules[author] += bool(_RULE.fullmatch(text))
-            if self._rules[author] == _LAST_RULE:
+            if self._rules[author] == _SUMMARY_RULES:
                 del self._rules[author]
         elif line.rank is None and _AGENT.match(text):
             self._hide([line])
@@ -94,7 +94,9 @@ class Folding:
 
     def _continue(self, line: LogLine, author: Author, text: str) -> Iterator[LogLine]:
         block = self._blocks[author]
-        if len(block) < _LONGEST and (not text or text.startswith((" ", _START, *_CHAINED))):
+        if len(block) < _MAX_TRACEBACK_LINES and (
+            not text or text.startswith((" ", _START, *_CHAINED))
+        ):
             block.append(line)
             return
         del self._blocks[author]
@@ -105,7 +107,7 @@ class Folding:
         yield from self._once([*block, line])
 
     def _once(self, block: list[LogLine]) -> Iterator[LogLine]:
-        """The traceback, or one line where an equal one was shown before."""
+        """The traceback, or one line if an equal one was shown before."""
         key = tuple(_VARIES.sub("N", plain(line)) for line in block)
         first = self._first.setdefault(key, block[-1])
         if first is block[-1] or first.rank == block[-1].rank:
@@ -120,7 +122,7 @@ class Folding:
 
 
 def may_fold(text: str) -> bool:
-    """Whether something to be folded may begin in a text of many lines."""
+    """Whether something to fold may begin in a text of many lines."""
     may_be_frame = "#" in text and "frame #" in text  # a single character is found much faster
     return may_be_frame or any(part in text for part in _BEGINS)
 

@@ -31,9 +31,8 @@ from deploykit.diagnose.endings import Ending
 from deploykit.diagnose.ranking import Cause, Diagnosis, Evidence
 from deploykit.job.model import LogLine, State
 from deploykit.lib.errors import BackendUnavailable, DeploykitError, NotFound
-from deploykit.observe import exit_records
+from deploykit.observe import exit_records, stacks
 from deploykit.observe.exit_records import ExitRecord
-from deploykit.observe.inspect import stalls
 from deploykit.run.registry import Run
 
 _MAX_TASKS_BRIEFLY = 20
@@ -270,7 +269,7 @@ def _exit_evidence(row: Run, folders: Sequence[Path]) -> ExitEvidence:
     if state in {State.FAILED, State.BLOCKED}:
         texts[f"status of {row.run}"] = [f"State={row.native}", row.reason]
     elif state is State.RUNNING:
-        texts[f"status of {row.run}"] = [stalls.reason(Path(row.folder))]
+        texts[f"status of {row.run}"] = [stacks.stall_reason(Path(row.folder))]
     records = (record for folder in folders for record in exit_records.read(folder))
     failed = (record for record in records if record.exit_code and state is State.FAILED)
     first = min(failed, key=lambda record: record.finished, default=None)

@@ -22,8 +22,8 @@ from deploykit.job import checks
 from deploykit.job.model import Handle, State
 from deploykit.lib import shell
 from deploykit.lib.errors import BackendUnavailable, NotFound, TryAgain, UsageError
-from deploykit.observe.inspect import report, stacks
-from deploykit.observe.inspect.stacks import Dump
+from deploykit.observe import stacks
+from deploykit.observe.stacks import Dump
 from deploykit.run import state as run_state
 from deploykit.run.diagnosis import dumps_in
 from deploykit.run.registry import Run
@@ -70,11 +70,11 @@ class RunStacks:
     warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return "\n".join(report.lines(self.dump))
+        return "\n".join(stacks.lines(self.dump))
 
     def lines(self, *, threads: bool) -> Iterator[str]:
         """What `dump` prints, with the flight recorder."""
-        yield from report.lines(self.dump, threads=threads)
+        yield from stacks.lines(self.dump, threads=threads)
         yield from (f"flight recorder: {text}" for text in self.recorder)
 
 

@@ -18,12 +18,11 @@ from deploykit.backends import capabilities
 from deploykit.job.model import LogLine, State
 from deploykit.lib.errors import DeploykitError
 from deploykit.observe import logfiles
-from deploykit.observe.metrics import length, progress
+from deploykit.observe.metrics import progress
 from deploykit.observe.metrics.files import MetricFiles
-from deploykit.observe.metrics.length import Length
 from deploykit.observe.metrics.log_reader import LogReader
 from deploykit.observe.metrics.points import Point
-from deploykit.observe.metrics.progress import Progress
+from deploykit.observe.metrics.progress import Length, Progress
 from deploykit.observe.metrics.series import Collection, is_chosen, without_repeats
 from deploykit.run.registry import Run
 
@@ -48,7 +47,7 @@ class RunMetrics:
 
     def _begin(self) -> None:
         self.collection = Collection()
-        self._reader = LogReader(self._patterns, self._length)
+        self._reader = LogReader(self._patterns, self._length.epochs)
 
     def refresh(
         self, *, fetch: bool = True, heard: Callable[[LogLine], object] | None = None
@@ -161,4 +160,4 @@ def _bar_line(folder: Path) -> LogLine | None:
 def _length_and_patterns(job: dict[str, Any]) -> tuple[Length, dict[str, str]]:
     """How long the job is, by its arguments, and the regular expressions of its own metrics."""
     entry, patterns = job.get("entrypoint") or {}, job.get("metrics") or {}
-    return length.of(entry.get("args") or []), patterns
+    return progress.length_of(entry.get("args") or []), patterns

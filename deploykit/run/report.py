@@ -21,13 +21,11 @@ from deploykit.diagnose.ranking import Cause
 from deploykit.job.model import LogLine, State
 from deploykit.lib import units
 from deploykit.lib.errors import DeploykitError
-from deploykit.observe import exit_records
-from deploykit.observe.inspect import report as stack_lines
-from deploykit.observe.inspect import stacks, traces, usage
-from deploykit.observe.inspect.traces import RankProfile
-from deploykit.observe.inspect.usage import Sample
+from deploykit.observe import exit_records, stacks, traces, usage
 from deploykit.observe.metrics.progress import Progress
 from deploykit.observe.metrics.series import Series, is_chosen
+from deploykit.observe.traces import RankProfile
+from deploykit.observe.usage import Sample
 from deploykit.run import diagnosis as run_diagnosis
 from deploykit.run.log_selection import SLOW_RANK
 from deploykit.run.metrics import RunMetrics
@@ -513,7 +511,7 @@ def _stacks(folder: Path) -> list[str]:
     if newest is None:
         return []
     with contextlib.suppress(OSError, ValueError):
-        return list(stack_lines.lines(stacks.read(newest)))[:_MAX_LINES]
+        return list(stacks.lines(stacks.read(newest)))[:_MAX_LINES]
     return []
 
 

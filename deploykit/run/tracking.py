@@ -22,8 +22,7 @@ from deploykit.lib.errors import DeploykitError, NotFound, TryAgain
 from deploykit.observe import exit_records
 from deploykit.observe.metrics.points import Point
 from deploykit.observe.trackers import contract
-from deploykit.observe.trackers.contract import About, Ending, Memory
-from deploykit.observe.trackers.selection import Selection
+from deploykit.observe.trackers.contract import About, Ending, Memory, Selection
 from deploykit.run import report as run_report
 from deploykit.run import state as run_state
 from deploykit.run.metrics import RunMetrics, logs_are_here

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploykit.job.model import LogLine, State
-from deploykit.observe import exit_records
+from deploykit.observe import exit_records, usage
 from deploykit.observe.folding import plain
-from deploykit.observe.inspect import usage
-from deploykit.observe.inspect.usage import RankUsage
 from deploykit.observe.metrics.progress import Progress
+from deploykit.observe.usage import RankUsage
 from deploykit.run import diagnosis as run_diagnosis
 from deploykit.run import state as run_state
 from deploykit.run.log_selection import SLOW_RANK, FirstError

@@ -10,10 +10,20 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from deploykit.observe.charts import (
+    COLORS,
+    Axis,
+    Chart,
+    Curve,
+    Polyline,
+    Scale,
+    is_wide,
+    short,
+    thin,
+    ticks,
+)
 from deploykit.observe.metrics.points import Point
 from deploykit.observe.metrics.series import without_repeats
-from deploykit.observe.report.chart import COLORS, Chart, Curve, short, thin, ticks
-from deploykit.observe.report.coordinates import Axis, Path
 from deploykit.run.metrics import RunMetrics
 from deploykit.sweep import journal, outcomes, space, summary
 from deploykit.sweep.folder import SweepRecord
@@ -27,8 +37,6 @@ _TOP, _TOP_TRIALS = 0.1, 5
 _MOST_AXES = 9
 _MOST_LINES = 400
 _MOST_POINTS = 300
-_DECADES = 1000
-"""From this ratio on, the axis of the objective is logarithmic."""
 _ENDS = {"pruned": ", stopped", "paused": ", paused"}
 _GOOD = 0.25
 """The share of trials that are drawn as good."""
@@ -44,7 +52,7 @@ class SweepReport:
     charts: Sequence[Chart]
     axes: Sequence[Axis]
     """The parameters, the most important first, and the objective last."""
-    lines: Sequence[Path]
+    lines: Sequence[Polyline]
     """The trials that succeeded, the best first."""
 
 
@@ -56,12 +64,13 @@ def of(record: SweepRecord) -> SweepReport:
     names = [*importance, *(name for name in record.sweep.parameters if name not in importance)]
     shown = {name: record.sweep.parameters[name] for name in names[: _MOST_AXES - 1]}
     values = [one.value for one in ranked if one.value is not None]
-    scale = _Scale.of(values) if values else None
     charts = [chart for chart in (_history(sweep), _curves(sweep)) if chart is not None]
-    if scale is None:
+    if not values:
         return SweepReport(sweep, importance, charts, [], [])
+    low, high = min(values), max(values)
+    scale = Scale(low, high, 0.0, 1.0, is_wide(low, high))
     metric = record.sweep.objective.metric
-    axes = [*(_axis(name, one) for name, one in shown.items()), Axis(metric, scale.marks())]
+    axes = [*(_axis(name, one) for name, one in shown.items()), Axis(metric, _height_marks(scale))]
     lines = _lines(ranked[:_MOST_LINES], shown, scale, metric)
     return SweepReport(sweep, importance, charts, axes, lines)
 
@@ -132,46 +141,30 @@ def _thinned(curves: Sequence[Curve]) -> list[Curve]:
     return [Curve(one.label, thin(one.points, _MOST_POINTS)) for one in curves]
 
 
-@dataclass(frozen=True)
-class _Scale:
-    """Maps numbers to heights from 0 to 1."""
+def _height(scale: Scale, value: float) -> float:
+    """The height of a value from 0 to 1."""
+    return min(max(scale(value), 0.0), 1.0)
 
-    low: float
-    high: float
-    log: bool = False
 
-    @classmethod
-    def of(cls, values: Sequence[float]) -> _Scale:
-        low, high = min(values), max(values)
-        return cls(low, high, low > 0 and high / low >= _DECADES)
-
-    def height(self, value: float) -> float:
-        low, high = self.low, self.high
-        if self.log:
-            low, high, value = math.log(low), math.log(high), math.log(value)
-        return min(max((value - low) / (high - low), 0.0), 1.0) if high > low else 0.5
-
-    def marks(self) -> list[tuple[float, str]]:
-        """The ends, and round values that are not close to them."""
-        ends = {0.0: short(self.low, 3), 1.0: short(self.high, 3)}
-        if not self.high > self.low:
-            return [(0.5, short(self.low, 3))]
-        between = (
-            (self.height(it), short(it, 3))
-            for it in ticks(self.low, self.high, logarithmic=self.log)
-        )
-        return [*ends.items(), *(one for one in between if 0.08 < one[0] < 0.92)]  # noqa: PLR2004
+def _height_marks(scale: Scale) -> list[tuple[float, str]]:
+    """The ends, and round values that are not close to them."""
+    if not scale.high > scale.low:
+        return [(0.5, short(scale.low, 3))]
+    values = ticks(scale.low, scale.high, logarithmic=scale.logarithmic)
+    between = ((_height(scale, value), short(value, 3)) for value in values)
+    ends = [(0.0, short(scale.low, 3)), (1.0, short(scale.high, 3))]
+    return [*ends, *(mark for mark in between if 0.08 < mark[0] < 0.92)]  # noqa: PLR2004
 
 
 def _axis(name: str, one: Parameter) -> Axis:
     if one.choice is None:
-        return Axis(name, _range(one).marks())
+        return Axis(name, _height_marks(_range(one)))
     return Axis(name, [(_of_choice(one.choice, value), value) for value in one.choice[:40]])
 
 
-def _range(one: Parameter) -> _Scale:
+def _range(one: Parameter) -> Scale:
     low, high = (float(end) for end in one.range or ("0", "1"))
-    return _Scale(low, high, one.log)
+    return Scale(low, high, 0.0, 1.0, one.log)
 
 
 def _of_choice(choice: Sequence[str], value: str) -> float:
@@ -179,15 +172,15 @@ def _of_choice(choice: Sequence[str], value: str) -> float:
 
 
 def _lines(
-    ranked: Sequence[TrialSummary], shown: Mapping[str, Parameter], scale: _Scale, metric: str
-) -> list[Path]:
+    ranked: Sequence[TrialSummary], shown: Mapping[str, Parameter], scale: Scale, metric: str
+) -> list[Polyline]:
     good = max(1, round(len(ranked) * _GOOD))
     lines = []
     for rank, one in enumerate(ranked):
         kind = "best" if rank == 0 else "good" if rank < good else "other"
         value = one.value or 0.0
         label = f"trial {one.number}: {metric} {value:.6g}"
-        lines.append(Path(label, [*_heights(one.values, shown), scale.height(value)], kind))
+        lines.append(Polyline(label, [*_heights(one.values, shown), _height(scale, value)], kind))
     return lines
 
 
@@ -197,6 +190,6 @@ def _heights(values: space.Values, shown: Mapping[str, Parameter]) -> Iterator[f
         if value is None:
             yield None
         elif one.choice is None:
-            yield _range(one).height(float(value))
+            yield _height(_range(one), float(value))
         else:
             yield _of_choice(one.choice, value) if value in one.choice else None

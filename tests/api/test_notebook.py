@@ -108,10 +108,8 @@ def test_a_real_kernel_runs_the_notebook(tmp_path):
     plan, run, table, diagnosis = pages
     assert "torchrun --nnodes=1" in plan
     assert "succeeded, exit code 0" in run
-    assert [table.count(f"<td{display._LEFT}>{state}<") for state in ("succeeded", "failed")] == [
-        2,
-        1,
-    ]
+    cell = '<td style="text-align: left">'
+    assert [table.count(f"{cell}{state}<") for state in ("succeeded", "failed")] == [2, 1]
     assert "ValueError: a bad batch" in diagnosis
     assert "[rank 0] <b>training</b> [&#x27;" not in printed
     assert "[rank 0] <b>training</b> ['--lr', '0.1']" in printed

@@ -75,7 +75,7 @@ def test_a_command_and_a_shell_beside_a_rank(project, monkeypatch):
 def record(folder, *ranks):
     (folder / "exit_records").mkdir(parents=True, exist_ok=True)
     for rank in ranks:
-        content = {"host": "n1", "python": "/py thon", "libraries": "/lib"}
+        content = {"host": "n1", "python": "/py thon", "libraries": "/lib", "attempt": 0}
         (folder / f"exit_records/process-{rank}.json").write_text(json.dumps(content))
 
 

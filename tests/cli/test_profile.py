@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploykit.cli import main as cli
-from deploykit.observe.inspect import traces
+from deploykit.observe import traces
 
 TRAIN = """\
 import sys, time

@@ -12,7 +12,7 @@ from deploykit.backends.slurm import site, states
 from deploykit.diagnose import cause_rules, log_prefixes, scan
 from deploykit.diagnose.ranking import Diagnosis
 from deploykit.job.model import LogLine
-from deploykit.observe import log_merge
+from deploykit.observe import logfiles
 from tests.fuzz.foreign import given, made, odd, soup, spoiled
 from tests.regex_samples import parsed, sample
 
@@ -29,7 +29,7 @@ WORDS = ("[rank", "0", "]", ": ", "Error", "2026-11-21T", "01:46:08", ".123Z ", 
 
 @given(text=spoiled(*LINES) | soup(*WORDS))
 def test_any_text_is_a_line_of_a_log(text):
-    line = log_merge.parse(text, 0)
+    line = logfiles.parse(text, 0)
     assert (type(line), type(line.text)) == (LogLine, str)
     assert line.rank is None or 0 <= line.rank < 10**9
     for piece in scan.pieces(text):
@@ -47,7 +47,7 @@ def test_any_text_is_a_line_of_a_log(text):
 def test_a_time_that_is_none_leaves_the_line_as_it_is(when):
     """Before, one such line ended `logs` with exit code 70."""
     text = f"{when} [rank 0] hello"
-    assert log_merge.parse(text, 3) == LogLine(text, 3)
+    assert logfiles.parse(text, 3) == LogLine(text, 3)
 
 
 @given(text=spoiled(*LINES, "\n".join(LINES)) | soup(*WORDS, "\n"), name=made(odd))

@@ -1,18 +1,15 @@
-"""Answers of a tracker's server, and what is remembered of one, are used or refused."""
+"""Answers of a tracker's server are used or refused."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from deploykit.lib.errors import DeploykitError
-from deploykit.observe.trackers import tensorboard
 from deploykit.observe.trackers.contract import About
 from deploykit.observe.trackers.mlflow import MLflow
-from deploykit.observe.trackers.selection import Value
 
 ABOUT = About("one", "job", Path("/nowhere"), 1.0, {"--lr": "0.1"}, {"backend": "local"})
 NAMES = ["run", "runs", "info", "data", "metrics", "key", "step", "run_id", "experiment_id"]
@@ -46,17 +43,3 @@ def test_any_answer_is_used_or_refused(answers, memory):
     except DeploykitError:
         return
     assert all(isinstance(step, int) for step in steps.values())
-
-
-@pytest.fixture(scope="module")
-def board(tmp_path_factory):
-    return tmp_path_factory.mktemp("board")
-
-
-@given(MEMORY)
-def test_any_memory_is_used_or_forgotten(board, memory):
-    tracker = tensorboard.make(str(board), ABOUT, memory)
-    tracker.begin()
-    tracker.send([Value("loss", 1.0, 1, None)])
-    tracker.end(None)
-    assert memory["sent"]["loss"] == 1

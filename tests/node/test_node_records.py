@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -89,6 +90,17 @@ def test_the_control_plane_reads_what_the_node_plane_writes(written, tmp_path):
     (tmp_path / records.FOLDER / "node-0.json").unlink()  # its node has not ended
     (process,) = exit_records.processes(tmp_path)
     assert (process.rank, process.host) == (3, written["process-N.json"]["host"])
+
+
+@pytest.mark.parametrize("kind", exit_records.FIELDS)
+def test_the_control_plane_reads_fields_of_the_schema(kind):
+    """With the types that the node plane writes; of lists and dictionaries their contents apart."""
+    (record,) = [schema for name, schema in records.SCHEMA.items() if re.match(rf"{kind}\b", name)]
+    types = get_type_hints(record)
+    for field, expected in exit_records.FIELDS[kind].items():
+        written = types[field]
+        plain = dict if is_typeddict(written) else get_origin(written)
+        assert expected == (plain if plain in {dict, list} else written)
 
 
 def test_both_planes_know_the_folder_and_the_code_of_a_checkpoint():

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from deploykit.observe.inspect import usage as read
+from deploykit.observe import usage as read
 from deploykit_node import exit_records
 from deploykit_node.inspect import nvml, usage
 from tests.node.test_node_stall import ALONE, SLEEPS, SPINS, Node, wait_for

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from deploykit.job.model import LogLine
-from deploykit.observe import log_merge, logfiles
+from deploykit.observe import logfiles
 
 
 def texts(folder, **how):
@@ -23,11 +23,11 @@ def texts(folder, **how):
 def test_marks_are_taken_off():
     when = datetime(2026, 11, 21, 1, 46, 8, 123000, tzinfo=UTC)
     mark = "2026-11-21T01:46:08.123Z"
-    assert log_merge.parse(f"{mark} [rank 3]  indented", 1) == LogLine(" indented", 1, 3, when)
-    assert log_merge.parse(f"{mark} [node 1] up", 1) == LogLine("up", 1, None, when)
-    assert log_merge.parse(f"{mark} [rank 3] ", 0) == LogLine("", 0, 3, when)
+    assert logfiles.parse(f"{mark} [rank 3]  indented", 1) == LogLine(" indented", 1, 3, when)
+    assert logfiles.parse(f"{mark} [node 1] up", 1) == LogLine("up", 1, None, when)
+    assert logfiles.parse(f"{mark} [rank 3] ", 0) == LogLine("", 0, 3, when)
     for plain in ("", "hello", "[rank 3] x", f"{mark} rank 3 x", "2026 [rank 1] x"):
-        assert log_merge.parse(plain, None) == LogLine(plain)
+        assert logfiles.parse(plain, None) == LogLine(plain)
 
 
 def test_nodes_are_merged_by_time_and_lines_without_one_stay_behind_theirs(tmp_path):
@@ -53,7 +53,7 @@ def test_bytes_that_are_no_text_and_a_last_line_without_end(tmp_path):
 
 def test_following_misses_and_doubles_nothing(tmp_path, monkeypatch):
     """Pieces of lines, a file that comes late, and a last line written as the job ends."""
-    monkeypatch.setattr(logfiles, "_PAUSE", 0.005)
+    monkeypatch.setattr(logfiles, "_PAUSE_SECONDS", 0.005)
     done = threading.Event()
 
     def write():
@@ -124,7 +124,7 @@ def chosen(lines):
 def test_many_files_are_merged_in_little_memory(many, monkeypatch):
     expected = sorted_at_once(many)
     assert shown(logs_of(many)) == expected
-    monkeypatch.setattr(log_merge, "_BUDGET", 1 << 16)
+    monkeypatch.setattr(logfiles, "_ALL_BLOCKS_BYTES", 1 << 16)
     tracemalloc.start()
     count = sum(1 for _ in logs_of(many))
     _, peak = tracemalloc.get_traced_memory()
@@ -138,7 +138,7 @@ def test_texts_for_a_pipe_are_the_lines(many):
     (many / "node-3.log").write_text(
         stamped(5, 3, "\r 10% of a bar")
         + "a line of its own\n"
-        + "2026-02-30T01:00:00.000Z [rank 3] no such day\n"
+        + "2026-02-32T01:00:00.000Z [rank 3] no such day\n"
         + stamped(7, "04", "a rank with a zero")
         + stamped(6, 3, "earlier than the line before")
         + "2026-11-21T01:00:09.000Z [node 3] launcher\n"
@@ -160,7 +160,7 @@ def test_texts_for_a_pipe_are_the_lines(many):
     assert own[:8] == [
         "[rank 3]  10% of a bar",
         "[node 3] a line of its own",
-        "[node 3] 2026-02-30T01:00:00.000Z [rank 3] no such day",
+        "[node 3] 2026-02-32T01:00:00.000Z [rank 3] no such day",
         "[rank 3] earlier than the line before",
         "[node 3] launcher",
         "[rank 3] ",
@@ -171,7 +171,7 @@ def test_texts_for_a_pipe_are_the_lines(many):
 
 ODD_TIMES = (
     *("2026-11-21T01:60:00.000Z", "2026-11-21T01:00:60.000Z", "2026-11-21T24:00:00.000Z"),
-    *("2026-02-30T01:00:00.000Z", "2026-13-01T01:00:00.000Z", "0000-01-01T01:00:00.000Z"),
+    *("2026-11-32T01:00:00.000Z", "2026-13-01T01:00:00.000Z", "2026-00-01T01:00:00.000Z"),
     *("2026-11-21 01:00:00.000Z", "2026-11-21T01:00:00,000Z", "2026-11-2\u0661T01:00:00.000Z"),
     "2026-11-21T01:00:00.00\udce9Z",
 )
@@ -192,12 +192,24 @@ def test_one_time_that_does_not_exist_is_seen_among_others(tmp_path, odd, hours)
         assert shown(batch.lines()) == in_order([(0, lines)])
 
 
+def test_the_29th_of_february_is_a_day_and_the_30th_has_no_time(tmp_path):
+    (tmp_path / "node-0.log").write_text(
+        "2028-02-29T01:00:01.000Z [rank 0] a\n2028-02-29T01:00:03.000Z [rank 0] c\n"
+        "2028-02-30T01:00:00.000Z [rank 0] d\n"
+    )
+    (tmp_path / "node-1.log").write_text("2028-02-29T01:00:02.000Z [rank 1] b\n")
+    lines = list(logs_of(tmp_path))
+    assert [line.text for line in lines] == ["a", "b", "c", "d"]
+    assert [line.time is None for line in lines] == [False, False, False, True]
+    assert [line.text for line in logs_of(tmp_path).tail(2, chosen)] == ["c", "d"]
+
+
 def any_lines(rng, node):
     """Lines of a log, most of them plain, many at the same time, a few of any kind."""
     at = 0
     odd = [
         *("no time", "", "\r", "caf\udce9", "[rank 2] no time either"),
-        "2026-02-30T01:00:00.000Z [rank 1] no such day",
+        "2026-02-32T01:00:00.000Z [rank 1] no such day",
         *(
             f"2026-11-21T01:00:00.000Z {mark}"
             for mark in ("[rank 1]", "[gpu 1] ", "[rank x] ", "[rank 1\u0663] x")
@@ -222,7 +234,7 @@ def in_order(logs):
     for number, (node, lines) in enumerate(logs):
         last = ""
         for line in "".join(lines).removesuffix("\n").split("\n"):
-            parsed = log_merge.parse(line, node)
+            parsed = logfiles.parse(line, node)
             if parsed.time is not None:
                 last = max(last, line[:24])
             entries.append((last, number, parsed))
@@ -232,9 +244,9 @@ def in_order(logs):
 @pytest.mark.parametrize("seed", range(40))
 def test_any_logs_are_merged_in_blocks_of_any_size(tmp_path, monkeypatch, seed):
     rng = random.Random(seed)
-    monkeypatch.setattr(log_merge, "_SMALLEST", rng.choice([16, 300, 1 << 12]))
-    monkeypatch.setattr(log_merge, "_BUDGET", 0)
-    monkeypatch.setattr(log_merge, "_OPEN", rng.choice([0, 2]))
+    monkeypatch.setattr(logfiles, "_MIN_BLOCK", rng.choice([16, 300, 1 << 12]))
+    monkeypatch.setattr(logfiles, "_ALL_BLOCKS_BYTES", 0)
+    monkeypatch.setattr(logfiles, "_MAX_OPEN_FILES", rng.choice([0, 2]))
     logs = [(node, list(any_lines(rng, node))) for node in range(rng.randrange(1, 6))]
     logs = [(node, lines) for node, lines in logs if lines]
     for node, lines in logs:
@@ -266,9 +278,9 @@ def test_the_last_lines_of_a_rank(many, count):
 
 def test_for_the_last_lines_the_ends_are_read(many, monkeypatch):
     """And no more files are open than the system allows."""
-    read, read_block = [], log_merge._Source._read
+    read, read_block = [], logfiles._Source._read
     monkeypatch.setattr(
-        log_merge._Source, "_read", lambda one: read.append(read_block(one)) or read[-1]
+        logfiles._Source, "_read", lambda one: read.append(read_block(one)) or read[-1]
     )
     monkeypatch.setattr(logfiles, "_WINDOW", 1 << 12)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -285,7 +297,7 @@ def test_for_the_last_lines_the_ends_are_read(many, monkeypatch):
 
 def test_many_files_are_looked_at_less_often(tmp_path):
     logs = logfiles.Logs(tmp_path)
-    assert logs.pause == logfiles._PAUSE
+    assert logs.pause == logfiles._PAUSE_SECONDS
     for node in range(300):
         (tmp_path / f"node-{node}.log").touch()
     assert list(logs.new()) == []

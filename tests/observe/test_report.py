@@ -15,10 +15,11 @@ import pytest
 
 from deploykit.backends import base as backend
 from deploykit.cli import main as cli
+from deploykit.cli import report_page
 from deploykit.job.model import State, Status
-from deploykit.observe.inspect import usage
-from deploykit.observe.report import chart, curves, markup, page, timeline
-from deploykit.observe.report.chart import Chart, Curve
+from deploykit.lib import render
+from deploykit.observe import charts, usage
+from deploykit.observe.charts import Chart, Curve
 from deploykit.run import registry
 from tests.browser import AXE, BROWSER, findings, opened
 from tests.cli.test_profile import event, write
@@ -66,7 +67,7 @@ def checked(path):
     """The page, after what every page must be: safe, nested, described, within its size."""
     shown = Page(path)
     assert shown.open == []
-    assert Path(path).stat().st_size <= page.LARGEST
+    assert Path(path).stat().st_size <= report_page.MAX_BYTES
     assert {tag for tag, _ in shown.tags}.isdisjoint({"script", "iframe", "object", "link", "form"})
     (policy,) = [one["content"] for one in shown.all("meta") if "http-equiv" in one]
     assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'")
@@ -115,7 +116,7 @@ def test_a_run_that_succeeded(live, here, capsys):
     assert shown.out.startswith("report-live-run.html: ")
     found = checked("report-live-run.html")
     assert "live-run succeeded" in found.text
-    assert re.search(r"live-run (succeeded|is).* 2 nodes with 4 ranks each", found.text)
+    assert re.search(r"live-run (succeeded|is).* 2 nodes, 8 ranks", found.text)
     assert "It reached step 3/99, loss 0.5." in found.text
     assert "command train.py --lr 0.1 handle" in found.text
     assert "secret:env:TOKEN" in found.text  # the reference; no report has the secret
@@ -392,7 +393,7 @@ def test_pictures_of_an_evaluation_are_within_the_page(here, capsys):
     ],
 )
 def test_a_chart_of_any_numbers(points, drawn):
-    shown = chart.draw(Chart("t", "step", [Curve("c", points)]), 0)
+    shown = charts.draw(Chart("t", "step", [Curve("c", points)]), 0)
     assert bool(shown) == drawn
     for path in re.findall(r' d="([^"]*)"', shown):
         assert re.fullmatch(r"(?:[MLHV]-?[\d.]+(?: -?[\d.]+)?)+", path), path
@@ -408,22 +409,22 @@ def test_a_chart_of_any_numbers(points, drawn):
     ],
 )
 def test_round_numbers_on_an_axis(low, high, expected):
-    assert chart.ticks(low, high) == pytest.approx(expected)
+    assert charts.ticks(low, high) == pytest.approx(expected)
 
 
 def test_a_logarithmic_axis_has_powers_of_ten():
-    assert chart.ticks(0.002, 30, logarithmic=True) == pytest.approx([0.01, 0.1, 1, 10])
+    assert charts.ticks(0.002, 30, logarithmic=True) == pytest.approx([0.01, 0.1, 1, 10])
 
 
 def test_a_thinned_curve_keeps_its_extremes():
     points = [(x, float(x % 7)) for x in range(10_000)]
     points[5000] = (5000, 99.0)
     points[7000] = (7000, -99.0)
-    thinned = chart.thin(points, 100)
+    thinned = charts.thin(points, 100)
     assert len(thinned) <= 103
     assert {(5000, 99.0), (7000, -99.0), points[-1]} <= set(thinned)
     assert thinned == sorted(thinned)
-    assert chart.thin(points[:50], 100) == points[:50]
+    assert charts.thin(points[:50], 100) == points[:50]
 
 
 def test_charts_of_one_run_put_what_belongs_together_in_one():
@@ -435,7 +436,7 @@ def test_charts_of_one_run_put_what_belongs_together_in_one():
     collection.add(Point(name, 1.0, step) for name in names for step in (1, 2))
     collection.add(Point("epoch_loss", 1.0, None, epoch) for epoch in (1, 2))
     made = {one.name: one for one in collection.series.values()}
-    drawn = curves.charts([curves.Numbers("run", made, [(2, "restart 1")])])
+    drawn = charts.charts_of([charts.RunCurves("run", made, [(2, "restart 1")])])
     assert [(one.title, len(one.curves)) for one in drawn] == [
         ("Loss", 2),
         ("Loss by epoch", 1),
@@ -448,13 +449,16 @@ def test_charts_of_one_run_put_what_belongs_together_in_one():
 
 
 def test_a_bar_without_time_is_none():
-    assert not timeline.bar([])
-    assert not timeline.bar([timeline.Part(5, 5, "waited", "x")])
+    assert not charts.time_bar([])
+    assert not charts.time_bar([charts.TimePart(5, 5, "waited", "x")])
 
 
 def test_long_texts_are_cut():
-    assert len(markup.text("x" * 10**6)) < 3000
-    assert "characters ..." in markup.block("<" * 10**6)
+    parts = render.macros("report/parts.html.j2")
+    assert len(parts.remark("x" * 10**6)) < 3000
+    shown = parts.block("<" * 10**6)
+    assert "characters ..." in shown
+    assert len(shown) < 10**5
 
 
 @pytest.mark.skipif(BROWSER is None, reason="optional: no Chromium")

@@ -15,7 +15,7 @@ from deploykit.cli import main as cli
 from deploykit.job.model import State, Status
 from deploykit.run import registry
 from tests.backends.slurm.slurm_helpers import wait_for
-from tests.observe.stacks.samples import NEXT, REDUCE, node_data, rank, write
+from tests.observe.stack_samples import NEXT, REDUCE, node_data, rank, write
 
 HANGING = """\
 import os, time

@@ -186,6 +186,7 @@ def test_a_run_that_makes_no_progress_is_stalled(live, capsys):
     (live.folder / "exit_records").mkdir()
     since = (datetime.now(UTC) - timedelta(minutes=7)).isoformat()
     stall = {"time": since, "seconds": 300, "longest": 1, "dump": "", "nodes": 1, "attempt": 0}
+    stall |= {"waiting": 0, "address": "", "refused": False}
     (live.folder / "exit_records/stall-0.json").write_text(json.dumps(stall))
     assert cli.main(["diagnose", "live-run", "--json"]) == 79
     first, *_ = json.loads(capsys.readouterr().out)["causes"]

@@ -11,8 +11,8 @@ import pytest
 
 from deploykit.cli import main as cli
 from deploykit.lib import paths
-from deploykit.observe.report import coordinates
-from deploykit.observe.report.coordinates import Axis
+from deploykit.observe import charts
+from deploykit.observe.charts import Axis
 from tests.browser import BROWSER
 from tests.live_run import OnTerminal
 from tests.observe.test_report import EVIL, checked
@@ -99,14 +99,18 @@ def test_texts_of_a_script_are_no_markup(write, sweep, toy, capsys):
 
 def test_a_line_passes_below_an_axis_on_which_it_has_no_value():
     axes = [Axis("a", [(0, "x")]), Axis("<b>", []), Axis("c", [])]
-    line = coordinates.Path("t<", [0.0, None, 1.0], "best")
-    drawn = coordinates.draw(axes, [line], "it")
+    line = charts.Polyline("t<", [0.0, None, 1.0], "best")
+    drawn = charts.draw_coordinates(axes, [line], "it")
     assert "&lt;b&gt;" in drawn
-    assert drawn.count('class="line"') == 1
+    assert drawn.count('class="line best-trial"') == 1
     assert drawn.count("M") == 1 + 3  # a line in one piece, three axes
     assert drawn.count(">none</text>") == 1
-    assert coordinates.draw(axes[:1], [line], "it") == coordinates.draw(axes, [], "it") == ""
-    assert coordinates.bars([], "it") == ""
+    assert (
+        charts.draw_coordinates(axes[:1], [line], "it")
+        == charts.draw_coordinates(axes, [], "it")
+        == ""
+    )
+    assert charts.draw_bars([], "it") == ""
 
 
 @pytest.mark.slow

@@ -21,9 +21,8 @@ from deploykit.lib.errors import (
     NotPermitted,
     TryAgain,
 )
-from deploykit.observe import log_merge
-from deploykit.observe.metrics import final_metrics
-from deploykit.observe.metrics.points import Point
+from deploykit.observe import logfiles
+from deploykit.observe.metrics.points import Point, final_metrics
 
 _OTHER_PROFILE = "choose the profile of that account: AWS_PROFILE, aws sso login"
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
@@ -153,7 +152,7 @@ def metrics(handle: Handle) -> Iterator[Point]:
     None before the job has ended. Raises what `aws.errors` raises.
     """
     job = _describe(aws.client("sagemaker", handle.target), handle.id, handle.target)
-    yield from final_metrics.points((job or {}).get("FinalMetricDataList"))
+    yield from final_metrics((job or {}).get("FinalMetricDataList"))
 
 
 def cancel(handle: Handle) -> None:
@@ -339,7 +338,7 @@ def _new_lines(client: Any, stream: str, tokens: dict[str, str]) -> Iterator[_Or
 
 
 def _line(event: Any, node: int | None) -> LogLine:
-    line = log_merge.parse(_text(event, "message").rstrip("\n"), node)
+    line = logfiles.parse(_text(event, "message").rstrip("\n"), node)
     if line.time is not None:
         return line
     return line._replace(time=datetime.fromtimestamp(_milliseconds(event) / 1000, UTC))

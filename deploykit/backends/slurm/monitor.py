@@ -24,8 +24,7 @@ from deploykit.backends.slurm.remote import RemoteFolder
 from deploykit.backends.slurm.states import Row
 from deploykit.job.model import Handle, LogLine, State, Status
 from deploykit.lib.errors import BackendUnavailable, NotPermitted, TryAgain
-from deploykit.observe import exit_records, logfiles
-from deploykit.observe.inspect import stalls
+from deploykit.observe import exit_records, logfiles, stacks
 
 _POLL = (1.0, 15.0)
 """Seconds between two queries while a log is followed: the first and the longest pause."""
@@ -249,7 +248,7 @@ def _status(job: Handle, row: Row | None, problem: str | None) -> Status:
         return current
     folder = Path(job.folder)
     restarts = states.restarted(_restarts(folder, current.state), current.state)
-    stall = stalls.reason(folder) if current.state is State.RUNNING else ""
+    stall = stacks.stall_reason(folder) if current.state is State.RUNNING else ""
     reason = "; ".join(part for part in (current.reason, stall, restarts) if part)
     return current._replace(reason=reason, billed=_billed(job, current, restarted=bool(restarts)))
 

@@ -13,7 +13,7 @@ from deploykit.job.model import Handle
 from deploykit.lib import paths, shell
 from deploykit.lib.errors import UsageError
 from deploykit.observe import exit_records
-from deploykit.observe.inspect.stacks import FOLDER
+from deploykit.observe.stacks import FOLDER
 
 _PATIENCE = 120.0
 """Seconds for all nodes."""

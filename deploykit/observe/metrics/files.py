@@ -2,31 +2,86 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 
+from deploykit.job.decode import from_json
 from deploykit.lib import paths
 from deploykit.lib.paths import is_address
-from deploykit.observe.metrics import event_files, json_lines
-from deploykit.observe.metrics.event_files import EventFile
-from deploykit.observe.metrics.json_lines import JsonLines
-from deploykit.observe.metrics.points import Point
+from deploykit.observe.metrics import tensorboard
+from deploykit.observe.metrics.points import LONGEST_NAME, STEPS, Point, count, real
+from deploykit.observe.metrics.tensorboard import EventFile
+
+NAME = "metrics.jsonl"
+TIMES = ("time", "timestamp", "_timestamp", "wall_time")
+_NOT_METRICS = {*STEPS, *TIMES, "epoch"}
+_MAX_LINE_BYTES = 1 << 20
+"""Bytes of a line; longer ones are skipped."""
+_MAX_METRICS = 1000
+"""Names in one line."""
+
+
+class JsonLines:
+    """One file, read as it grows. A file that became shorter or another one is read anew."""
+
+    def __init__(self, source: str, at: int = 0) -> None:
+        """Begin at the byte `at`."""
+        self._source, self._at = source, at
+        self._rest = b""
+
+    def read(self, file: FileIO) -> Iterator[Point]:
+        """The points of lines that were completed since the last call."""
+        if os.fstat(file.fileno()).st_size < self._at:
+            self._at, self._rest = 0, b""
+        file.seek(self._at)
+        while piece := file.read(_MAX_LINE_BYTES):
+            *lines, self._rest = (self._rest + piece).split(b"\n")
+            for line in lines:
+                yield from points(line, self._source)
+            if len(self._rest) > _MAX_LINE_BYTES:
+                self._rest = b""
+        self._at = file.tell()
+
+
+def points(line: bytes | str, source: str) -> Iterator[Point]:
+    """The numbers of a line that is a JSON object, text among them; none of any other line."""
+    try:
+        data = from_json(line)
+    except ValueError:
+        return
+    if not isinstance(data, dict):
+        return
+    step = next((count(real(data.get(name))) for name in STEPS if name in data), None)
+    time = next((_finite(data.get(name)) for name in TIMES if name in data), None)
+    epoch = _finite(data.get("epoch"))
+    for name, value in list(data.items())[:_MAX_METRICS]:
+        number = real(value)
+        if number is not None and name not in _NOT_METRICS:
+            yield Point(name[:LONGEST_NAME], number, step, epoch, time, source=source)
+
+
+def _finite(value: object) -> float | None:
+    number = real(value)
+    return number if number is not None and math.isfinite(number) else None
+
 
 _FOLDERS = ("source", "output")
 """Subfolders of a run folder in which programs write metrics."""
-_DEEPEST = 6
+_MAX_DEPTH = 6
 """Folders below one of them that are searched."""
-_MOST_ENTRIES = 20_000
+_MAX_ENTRIES = 20_000
 """Files and folders that are looked at in one search."""
-_MOST_FILES = 500
-_AGAIN = 5.0
+_MAX_FILES = 500
+_SEARCH_SECONDS = 5.0
 """Seconds between two searches."""
 _SKIPPED = {".deploykit", ".git", ".venv", "__pycache__", "node_modules", "wandb"}
-_CLOCKS = 60
+_CLOCK_SECONDS = 60
 """Seconds that the clocks of two machines may differ."""
-_EVENTS = 256
+_EVENT_FILE_FACTOR = 256
 """An event file may be so many times as large as `most`: its records must be read in order."""
 
 
@@ -40,13 +95,13 @@ class MetricFiles:
             self._tops["output"] = Path(output)
         self._created, self._most = created, most
         self._readers: dict[Path, tuple[int, JsonLines | EventFile]] = {}
-        self._searched = -_AGAIN
+        self._searched = -_SEARCH_SECONDS
         self.problems: list[str] = []
         """What could not be read."""
 
     def read(self) -> Iterator[Point]:
         """The points that were written since the last call, file by file."""
-        if time.monotonic() >= self._searched + _AGAIN:
+        if time.monotonic() >= self._searched + _SEARCH_SECONDS:
             self._searched = time.monotonic()
             self._search()
         for path, (_, reader) in self._readers.items():
@@ -65,19 +120,19 @@ class MetricFiles:
                 try:
                     info = path.stat()
                     known = self._readers.get(path, (None, None))[0] == info.st_ino
-                    if info.st_mtime >= self._created - _CLOCKS and not known:
+                    if info.st_mtime >= self._created - _CLOCK_SECONDS and not known:
                         self._begin(label, top, path, info)
                 except OSError as error:
                     self._note(f"{path}: {error.strerror}")
 
     def _begin(self, label: str, top: Path, path: Path, info: os.stat_result) -> None:
-        if len(self._readers) >= _MOST_FILES:
+        if len(self._readers) >= _MAX_FILES:
             return
-        if path.name == json_lines.NAME:
+        if path.name == NAME:
             source = f"{label}/{path.relative_to(top).as_posix()}"
             at = 0 if self._most is None else max(0, info.st_size - self._most)
             self._readers[path] = info.st_ino, JsonLines(source, at)
-        elif self._most is None or info.st_size <= self._most * _EVENTS:
+        elif self._most is None or info.st_size <= self._most * _EVENT_FILE_FACTOR:
             source = f"{label}/{path.parent.relative_to(top).as_posix()}".removesuffix("/.")
             self._readers[path] = info.st_ino, EventFile(source)
         else:
@@ -93,12 +148,12 @@ def _walk(top: Path) -> Iterator[Path]:
     entries = 0
     for here, folders, files in os.walk(top):
         entries += len(folders) + len(files)
-        if entries > _MOST_ENTRIES:
+        if entries > _MAX_ENTRIES:
             return
         depth = len(Path(here).relative_to(top).parts)
-        folders[:] = sorted(set(folders) - _SKIPPED) if depth < _DEEPEST else []
+        folders[:] = sorted(set(folders) - _SKIPPED) if depth < _MAX_DEPTH else []
         for name in sorted(files):
             path = Path(here, name)
-            is_events = event_files.NAME in name and not name.endswith(event_files.OWN)
-            if (is_events or name == json_lines.NAME) and not path.is_symlink():
+            is_events = tensorboard.FILE_NAME in name and not name.endswith(tensorboard.OWN_ENDING)
+            if (is_events or name == NAME) and not path.is_symlink():
                 yield path

@@ -8,12 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from deploykit.job.model import LogLine
-from deploykit.observe.metrics import bars, patterns, text
-from deploykit.observe.metrics.length import Length
-from deploykit.observe.metrics.pace import Pace
-from deploykit.observe.metrics.points import Point
-from deploykit.observe.metrics.reading import LONGEST, Reading
-from deploykit.observe.metrics.tables import Table
+from deploykit.observe.metrics import lines as log_lines
+from deploykit.observe.metrics.points import LONGEST_LINE, Point, Reading
+from deploykit.observe.metrics.series import Pace
 
 _AGAIN = re.compile(r"restart (\d{1,9})\b")
 """What a node's launcher logs before all attempts but the first."""
@@ -30,7 +27,7 @@ _OTHER_WORK = re.compile(
     r"|sanity|predict|check|prepar|process|compil|convert|extract|cach|read|shard)"
 )
 """In the title of a bar that is not about training."""
-_MOST_BARS = 64
+_MAX_BARS = 64
 
 
 class Seen(NamedTuple):
@@ -48,14 +45,14 @@ class LogReader:
     """Reads lines in their order. Every rank may print; the numbers of one are taken."""
 
     def __init__(
-        self, own: Mapping[str, str] | None = None, known: Length | None = None, attempt: int = 0
+        self, own: Mapping[str, str] | None = None, epochs: int | None = None, attempt: int = 0
     ) -> None:
-        """`own` are patterns by name; `known` is the length that the arguments tell."""
-        self._own = patterns.compiled(own or {})
-        self._known = known.epochs if known else None
+        """`own` are patterns by name; `epochs` are those that the arguments tell."""
+        self._own = log_lines.compiled(own or {})
+        self._known = epochs
         self._rank = _NO_RANK + 1
         self._attempt = attempt
-        self._table = Table()
+        self._table = log_lines.Table()
         self._counter = _Counter(self._known)
         self.bars: dict[str, Seen] = {}
         """The last state of each bar, by its title and total."""
@@ -75,7 +72,7 @@ class LogReader:
             rank = _NO_RANK if line.rank is None else line.rank
             if rank > self._rank:
                 continue
-            reading = self._read(text.plain(line.text[:LONGEST]))
+            reading = self._read(log_lines.plain(line.text[:LONGEST_LINE]))
             if reading is not None and not (line.bar and self._is_late(line)):
                 if rank < self._rank:
                     self._rank = rank
@@ -101,8 +98,8 @@ class LogReader:
         if match := _EPOCHS.search(line):
             self.epochs = int(match[1].replace(",", "") or 0) or None
         last = line.rpartition("\r")[2]
-        reading = bars.read(last) or self._table.read(last) or text.read(last)
-        own = patterns.read(line, self._own)
+        reading = log_lines.read_bar(last) or self._table.read(last) or log_lines.read_text(last)
+        own = log_lines.read_patterns(line, self._own)
         return reading if own is None else _completed(own, reading)
 
     def _points(self, reading: Reading, time: float | None) -> Iterator[Point]:
@@ -119,7 +116,7 @@ class LogReader:
         """Keep the position that a line tells, and how fast it moves."""
         if reading.title is not None:
             key = _key(reading)
-            if key in self.bars or len(self.bars) < _MOST_BARS:
+            if key in self.bars or len(self.bars) < _MAX_BARS:
                 seen = self._seen(key, placed, placed.step, time)
                 whole = (reading.elapsed or 0.0) + (reading.left or 0.0)
                 before = self.bars[key].longest if key in self.bars else 0.0

@@ -8,15 +8,44 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from deploykit.observe.metrics import time_left
-from deploykit.observe.metrics.length import Length
 from deploykit.observe.metrics.log_reader import LogReader, Seen
-from deploykit.observe.metrics.pace import Pace
-from deploykit.observe.metrics.series import Collection, Series
+from deploykit.observe.metrics.series import Collection, Pace, Series, by_epochs, longest_gap
+
+_TOTAL_OPTIONS = (
+    *("max_steps", "max_train_steps", "total_steps", "num_steps", "steps", "train_steps"),
+    *("num_train_steps", "max_iters", "num_iters", "train_iters", "iterations", "max_iterations"),
+)
+_EPOCH_OPTIONS = (
+    *("epochs", "num_epochs", "max_epochs", "num_train_epochs", "n_epochs", "train_epochs"),
+)
+
+
+class Length(NamedTuple):
+    """How long a run will be, as its arguments tell: steps and epochs, each with its source."""
+
+    total: int | None = None
+    total_source: str = ""
+    epochs: int | None = None
+    epochs_source: str = ""
+
+
+def length_of(arguments: Sequence[str]) -> Length:
+    """What the arguments of a trainer say: ``--max-steps 500``, ``--trainer.max_epochs=3``."""
+    by_option: dict[str, tuple[int, str]] = {}
+    for word, after in zip(arguments, [*arguments[1:], ""], strict=False):
+        option, equals, value = word.partition("=")
+        name = option.lstrip("-+").rpartition(".")[2].replace("-", "_").lower()
+        text = value if equals else after
+        if (equals or option.startswith("-")) and re.fullmatch(r"[1-9][0-9]{0,14}", text):
+            by_option[name] = int(text), f"argument {option}"
+    total = next((by_option[name] for name in _TOTAL_OPTIONS if name in by_option), (None, ""))
+    epochs = next((by_option[name] for name in _EPOCH_OPTIONS if name in by_option), (None, ""))
+    return Length(*total, *epochs)
+
 
 _TOTAL_METRICS = ("total_steps", "max_steps")
 """Metrics that are the number of steps."""
-_LONGEST = 10.0**9
+_MAX_SECONDS = 10.0**9
 """Seconds, some 30 years: more is no estimate."""
 _NOT_TRAINING = re.compile(
     r"(?i)(?:.*[\W_])?(?:val|valid|validation|eval|evaluation|test)(?:[\W_].*)?"
@@ -87,7 +116,7 @@ def of(collection: Collection, log: LogReader, known: Length, now: float | None 
     total, epochs = _lengths(best, log, known, collection, sources)
     rate = _rate(best, collection, sources)
     left = _left(best, total, _epochs(best, total, epochs), rate)
-    left = None if left is None or left > _LONGEST else max(0.0, left - _age(best, now))
+    left = None if left is None or left > _MAX_SECONDS else max(0.0, left - _age(best, now))
     for name in ("step", "epoch"):
         if getattr(best, name) is not None:
             sources[name] = best.source
@@ -96,16 +125,16 @@ def of(collection: Collection, log: LogReader, known: Length, now: float | None 
     if loss is not None:
         sources["loss"] = loss.source
     return Progress(
-        best.step,
-        total,
-        best.epoch,
-        epochs,
-        None if loss is None else loss.last.value,
-        rate,
-        left,
-        sources,
-        curve,
-        _throughput(collection, sources),
+        step=best.step,
+        total=total,
+        epoch=best.epoch,
+        epochs=epochs,
+        loss=None if loss is None else loss.last.value,
+        rate=rate,
+        left=left,
+        sources=sources,
+        curve=curve,
+        throughput=_throughput(collection, sources),
     )
 
 
@@ -126,17 +155,32 @@ def _positions(collection: Collection, log: LogReader) -> Iterator[_Position]:
     for source, series in newest.items():
         last = series.last
         if last.step is not None or last.epoch is not None:
-            position = (last.step, None, last.epoch, None)
-            yield _Position(*position, last.time or 0.0, source, pace=collection.paces.get(source))
+            yield _Position(
+                step=last.step,
+                total=None,
+                epoch=last.epoch,
+                epochs=None,
+                time=last.time or 0.0,
+                source=source,
+                pace=collection.paces.get(source),
+            )
 
 
 def _of_log(seen: Seen) -> _Position:
-    one = seen.reading
-    source = f"log ({one.format})"
-    complete = one.title is not None and one.total is not None and one.step == one.total
-    position = (one.step, one.total, one.epoch, one.epochs)
-    time = seen.time or 0.0
-    return _Position(*position, time, source, one.rate, one.left, complete, seen.pace)
+    reading = seen.reading
+    is_bar = reading.title is not None
+    return _Position(
+        step=reading.step,
+        total=reading.total,
+        epoch=reading.epoch,
+        epochs=reading.epochs,
+        time=seen.time or 0.0,
+        source=f"log ({reading.format})",
+        rate=reading.rate,
+        left=reading.left,
+        complete=is_bar and reading.total is not None and reading.step == reading.total,
+        pace=seen.pace,
+    )
 
 
 def _best(positions: Sequence[_Position]) -> _Position | None:
@@ -215,7 +259,7 @@ def _left(
     if total is None or not rate:
         return best.left
     marks = best.pace.marks() if best.pace else []
-    exact = time_left.by_epochs(marks, total, total / epochs) if total and epochs else None
+    exact = by_epochs(marks, total, total / epochs) if total and epochs else None
     return max(0.0, (total - best.step) / rate if exact is None else exact)
 
 
@@ -230,7 +274,7 @@ def _age(best: _Position, now: float | None) -> float:
     """Seconds since the last step was told; at most the longest time between two of them so far."""
     if now is None or not best.time or best.pace is None:
         return 0.0
-    return min(max(0.0, now - best.time), time_left.longest_gap(best.pace.marks()))
+    return min(max(0.0, now - best.time), longest_gap(best.pace.marks()))
 
 
 def _throughput(collection: Collection, sources: dict[str, str]) -> tuple[str, float] | None:

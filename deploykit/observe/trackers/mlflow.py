@@ -2,28 +2,43 @@
 
 https://mlflow.org/docs/latest/api_reference/rest-api.html; checked against a server of 3.17.
 A server knows the last step of each metric of a run, so it is asked, and the run is found by its
-tag: a lost memory doubles nothing.
+tag: a lost memory doubles nothing. Address, service name and header of servers that SageMaker
+manages are those of AWS's own plug-in, sagemaker-mlflow 0.5.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
+import json
 import math
 import os
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+import ssl
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from http.client import HTTPException
+from threading import Thread
 from typing import Any
+from urllib import parse, request
+from urllib.error import HTTPError
 
-from deploykit.lib.errors import BackendUnavailable, NotFound
-from deploykit.observe.trackers import sagemaker_mlflow
+from deploykit.job.decode import from_json
+from deploykit.lib.errors import (
+    BackendUnavailable,
+    DeploykitError,
+    NotFound,
+    NotPermitted,
+    TryAgain,
+)
+from deploykit.observe.metrics.points import Value
 from deploykit.observe.trackers.contract import About, Ending, Memory
-from deploykit.observe.trackers.http import Client, Refused, Sign, tls
-from deploykit.observe.trackers.selection import Value
 
 _API = "api/2.0/mlflow"
-_MOST_METRICS, _MOST_PARAMS = 1000, 100
+_MAX_METRICS, _MAX_PARAMS = 1000, 100
 """In one request."""
-_LONGEST_PARAM = 500
+_MAX_PARAM_LENGTH = 500
 """Characters; later servers take 6000."""
 _NOT_IN_NAMES = re.compile(r"[^\w./: -]", re.ASCII)
 _TAG = "deploykit.run"
@@ -38,7 +53,7 @@ def make(where: str, about: About, memory: Memory) -> MLflow:
     sign: Sign = _credentials
     base = where.rstrip("/")
     if where.startswith("arn:"):
-        base, sign = sagemaker_mlflow.address(where), sagemaker_mlflow.Signer(where)
+        base, sign = sagemaker_address(where), SageMakerSigner(where)
     context = tls("MLFLOW_TRACKING_INSECURE_TLS", "MLFLOW_TRACKING_SERVER_CERT_PATH")
     return MLflow(Client(base, sign, context), base, about, memory)
 
@@ -97,8 +112,8 @@ class MLflow:
 
     def send(self, values: Sequence[Value]) -> None:
         """Send the values. MLflow keeps one of those that are equal in all fields."""
-        for start in range(0, len(values), _MOST_METRICS):
-            metrics = [self._metric(one) for one in values[start : start + _MOST_METRICS]]
+        for start in range(0, len(values), _MAX_METRICS):
+            metrics = [self._metric(one) for one in values[start : start + _MAX_METRICS]]
             self._ask("runs/log-batch", run_id=self._memory["id"], metrics=metrics)
 
     def end(self, ending: Ending | None) -> None:
@@ -148,8 +163,8 @@ class MLflow:
     def _send_params(self, known: Container[str]) -> None:
         """Send the parameters that the run lacks: all of a new one, or after a kill the rest."""
         params = [one for one in self._params() if one["key"] not in known]
-        for start in range(0, len(params), _MOST_PARAMS):
-            batch = params[start : start + _MOST_PARAMS]
+        for start in range(0, len(params), _MAX_PARAMS):
+            batch = params[start : start + _MAX_PARAMS]
             self._ask("runs/log-batch", run_id=self._memory["id"], params=batch)
 
     def _params(self) -> Iterator[dict[str, str]]:
@@ -158,7 +173,7 @@ class MLflow:
             key = self.clean(name)
             if key not in seen:
                 seen.add(key)
-                yield {"key": key, "value": value[:_LONGEST_PARAM]}
+                yield {"key": key, "value": value[:_MAX_PARAM_LENGTH]}
 
     def _remembered(self, run: Any) -> Any:
         self._memory["id"] = str(run["info"]["run_id"])
@@ -184,3 +199,183 @@ class MLflow:
 
     def _ask(self, path: str, **data: Any) -> Any:
         return self._client.post(f"{_API}/{path}", data)
+
+
+_SERVER = "mlflow-tracking-server"
+_ARN_HEADERS = {_SERVER: "x-mlflow-sm-tracking-server-arn", "mlflow-app": "x-sm-mlflow-app-arn"}
+_SERVICES = {_SERVER: "sagemaker-mlflow", "mlflow-app": "sagemaker"}
+
+
+def sagemaker_address(arn: str) -> str:
+    """Where the server answers, for a user whom its service knows by the signature."""
+    kind, region = _arn_parts(arn)
+    if kind == _SERVER:
+        return f"https://{region}.experiments.sagemaker.aws"
+    return f"https://mlflow.sagemaker.{region}.app.aws"
+
+
+class SageMakerSigner:
+    """Signs requests to a server with the usual credentials of AWS."""
+
+    def __init__(self, arn: str) -> None:
+        self._arn = arn
+        self._auth: Any = None
+
+    def __call__(self, method: str, url: str, body: bytes) -> Mapping[str, str]:
+        """The headers of a request. Raises NotPermitted where there are no credentials."""
+        from botocore.awsrequest import AWSRequest  # not for other trackers
+
+        if self._auth is None:
+            self._auth = self._new()
+        kind, _ = _arn_parts(self._arn)
+        headers = {_ARN_HEADERS[kind]: self._arn}
+        headers["X-Amz-Content-SHA256"] = hashlib.sha256(body).hexdigest()
+        if body:
+            headers["Content-Type"] = "application/json"
+        request = AWSRequest(method=method, url=url, data=body, headers=headers)
+        self._auth.add_auth(request)
+        return {str(name): str(value) for name, value in request.headers.items()}
+
+    def _new(self) -> Any:
+        import boto3
+        from botocore.auth import SigV4Auth
+
+        kind, region = _arn_parts(self._arn)
+        credentials: Any = boto3.Session().get_credentials()
+        if credentials is None:
+            raise NotPermitted(
+                f"there are no AWS credentials for {self._arn}",
+                hint="aws configure, or aws sso login",
+            )
+        return SigV4Auth(credentials, _SERVICES[kind], region)
+
+
+def _arn_parts(arn: str) -> tuple[str, str]:
+    """The kind of the server, and its region."""
+    _, _, _, region, _, resource = arn.split(":", 5)
+    return resource.partition("/")[0], region
+
+
+Sign = Callable[[str, str, bytes], Mapping[str, str]]
+"""Headers for a request, by its method, URL and body."""
+_READ_SECONDS = 30.0
+"""Seconds to wait for the next bytes of an answer."""
+_MAX_SECONDS = 60.0
+"""Seconds that a request and its answer may take in all."""
+_MAX_BYTES = 64 << 20
+"""Bytes of an answer."""
+_DENIED = {401, 403}
+_BUSY = {408, 429, 500, 502, 503, 504}
+
+
+class Refused(BackendUnavailable):
+    """A request that the server refuses; `code` is the name of the error."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Client:
+    """Sends requests to one server."""
+
+    def __init__(self, base: str, sign: Sign, context: ssl.SSLContext | None = None) -> None:
+        self._base, self._sign = base, sign
+        handlers: list[request.BaseHandler] = [_NoRedirect()]
+        if context is not None:
+            handlers.append(request.HTTPSHandler(context=context))
+        self._opener = request.build_opener(*handlers)
+
+    def get(self, path: str, **values: str) -> Any:
+        """The answer to a GET. Raises Refused, NotPermitted, TryAgain or BackendUnavailable."""
+        query = parse.urlencode(values, quote_via=parse.quote)
+        return self._ask("GET", f"{self._base}/{path}?{query}", b"")
+
+    def post(self, path: str, data: Mapping[str, Any]) -> Any:
+        """The answer to a POST of JSON. Raises as `get`."""
+        return self._ask("POST", f"{self._base}/{path}", json.dumps(data).encode())
+
+    def _ask(self, method: str, url: str, body: bytes) -> Any:
+        headers = {"Content-Type": "application/json"} if body else {}
+        headers |= self._sign(method, url, body)
+        message = request.Request(url, body or None, headers, method=method)  # noqa: S310 - checked
+        return self._in_time(partial(self._answer, message))
+
+    def _in_time(self, ask: Callable[[], Any]) -> Any:
+        """What `ask` returns or raises. Raises TryAgain if it takes longer than `_MAX_SECONDS`.
+
+        The timeout of a socket is that of a single read, so a thread waits, and is abandoned.
+        """
+        outcome: Future[Any] = Future()
+
+        def work() -> None:
+            try:
+                outcome.set_result(ask())
+            except Exception as error:  # noqa: BLE001 - raised where it is waited for
+                outcome.set_exception(error)
+
+        Thread(target=work, daemon=True).start()
+        try:
+            return outcome.result(timeout=_MAX_SECONDS)
+        except TimeoutError:
+            raise TryAgain(
+                f"{self._base} did not finish its answer within {_MAX_SECONDS:g} s",
+                hint="send it later with `deploykit sync`",
+            ) from None
+
+    def _answer(self, message: request.Request) -> Any:
+        try:
+            with self._opener.open(message, timeout=_READ_SECONDS) as answer:
+                return _decoded(self._base, answer.read(_MAX_BYTES))
+        except HTTPError as refusal:
+            with refusal:
+                raise _meaning(self._base, refusal) from refusal
+        except (HTTPException, OSError, ValueError) as problem:
+            reason = getattr(problem, "reason", None) or problem
+            raise BackendUnavailable(
+                f"{self._base} cannot be reached: {reason}",
+                hint="check the address and the network; nothing is lost",
+            ) from problem
+
+
+def _decoded(base: str, body: bytes) -> Any:
+    try:
+        return from_json(body or b"{}")
+    except ValueError as problem:
+        raise BackendUnavailable(f"{base} did not answer with JSON") from problem
+
+
+def _meaning(base: str, refusal: HTTPError) -> DeploykitError:
+    """The error for an answer that is none of 2xx."""
+    if "Location" in refusal.headers:
+        return BackendUnavailable(
+            f"{base} redirects to {refusal.headers['Location']}; use that address"
+        )
+    try:
+        data = from_json(refusal.read(_MAX_BYTES))
+    except (OSError, ValueError):
+        data = {}
+    data = data if isinstance(data, dict) else {}
+    reason = str(data.get("message") or refusal.reason)[:500]
+    message = f"{base} answered {refusal.code}: {reason}"
+    if refusal.code in _DENIED:
+        return NotPermitted(message, hint="check the credentials in the environment")
+    if refusal.code in _BUSY:
+        return TryAgain(message, hint="send it later with `deploykit sync`")
+    return Refused(message, str(data.get("error_code", refusal.code)))
+
+
+class _NoRedirect(request.HTTPRedirectHandler):
+    """Refuses redirects, which would take credentials to another host."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None: ...
+
+
+def tls(insecure: str, certificates: str) -> ssl.SSLContext | None:
+    """How to check a server, by the variables of these names; None: as usual."""
+    if os.environ.get(insecure, "").lower() in {"1", "true"}:
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return context
+    path = os.environ.get(certificates)
+    return ssl.create_default_context(cafile=path) if path else None

@@ -1,7 +1,7 @@
 """TensorBoard: event files in a folder, or below an ``s3://`` prefix.
 
-What was written is known by the sizes of the files. Bytes beyond them are of a sending that was
-interrupted; they are cut off, and written again.
+The sizes of the files are remembered. Bytes beyond them come from an interrupted write;
+they are cut off and written again.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from typing import Any
 
 from deploykit.lib import paths
 from deploykit.lib.errors import BackendUnavailable, CannotWrite, NotPermitted
-from deploykit.observe.trackers import event_writer
+from deploykit.observe.metrics import tensorboard as events
+from deploykit.observe.metrics.points import Value
 from deploykit.observe.trackers.contract import About, Ending, Memory
-from deploykit.observe.trackers.selection import Value
 
-_LARGEST = 4 << 20
-"""Bytes after which another file begins: in S3 a file that grows is sent anew."""
-_MOST = 1 << 50
+_MAX_FILE_BYTES = 4 << 20
+"""A file of this size is followed by another one: in S3 a file that grows is sent again."""
 _DENIED = {"AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"}
 
 
@@ -36,16 +35,15 @@ class TensorBoard:
         self._about, self._memory = about, memory
         self._in_s3 = paths.is_address(where)
         self._folder = about.folder / "tensorboard" if self._in_s3 else Path(self.url)
-        if not _is_valid(memory):
-            memory.clear()
-            memory |= {"sizes": [], "sent": {}, "uploaded": []}
+        for key, empty in (("sizes", []), ("sent", {}), ("uploaded", [])):
+            memory.setdefault(key, empty)
 
     def clean(self, name: str) -> str:
         """Every name is allowed."""
         return name
 
     def begin(self) -> Mapping[str, int]:
-        """Make the folder, and cut off what was not completed. Raises CannotWrite."""
+        """Make the folder, and cut off incomplete writes. Raises CannotWrite."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             if not all(self._path(number).exists() for number in range(len(self._sizes))):
@@ -60,14 +58,14 @@ class TensorBoard:
 
     def send(self, values: Sequence[Value]) -> None:
         """Append to the last file, or begin another. Raises CannotWrite."""
-        if not self._sizes or self._sizes[-1] >= _LARGEST:
+        if not self._sizes or self._sizes[-1] >= _MAX_FILE_BYTES:
             self._sizes.append(0)
         path = self._path(len(self._sizes) - 1)
-        data = event_writer.records(values, self._about.started)
+        data = events.records(values, self._about.started)
         try:
             with path.open("ab") as file:
                 if not self._sizes[-1]:
-                    file.write(event_writer.heading(self._about.started))
+                    file.write(events.heading(self._about.started))
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -77,7 +75,7 @@ class TensorBoard:
         self._memory["sent"].update({one.name: one.step for one in values})
 
     def end(self, ending: Ending | None) -> None:  # noqa: ARG002 - TensorBoard knows no states
-        """Send files that have grown to S3. Raises NotPermitted or BackendUnavailable."""
+        """Upload files that have grown to S3. Raises NotPermitted or BackendUnavailable."""
         uploaded = self._memory["uploaded"]
         if not self._in_s3 or uploaded == self._sizes:
             return
@@ -92,7 +90,7 @@ class TensorBoard:
         return self._memory["sizes"]  # type: ignore[no-any-return]
 
     def _path(self, number: int) -> Path:
-        return self._folder / event_writer.name(self._about.started, number)
+        return self._folder / events.file_name(self._about.started, number)
 
     def _upload(self, client: Any, path: Path) -> None:
         from botocore.exceptions import BotoCoreError, ClientError
@@ -105,15 +103,6 @@ class TensorBoard:
             code = answer.get("Error", {}).get("Code")
             message = f"cannot write {self.url}: {error}"
             raise (NotPermitted if code in _DENIED else BackendUnavailable)(message) from error
-
-
-def _is_valid(memory: Memory) -> bool:
-    """Whether a memory is one that was written here, and not edited."""
-    match memory:
-        case {"sizes": list(sizes), "sent": dict(sent), "uploaded": list(uploaded)}:
-            numbers = [*sizes, *sent.values(), *uploaded]
-            return all(type(one) is int and 0 <= one < _MOST for one in numbers)
-    return False
 
 
 def _client() -> Any:

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from deploykit.lib.errors import BackendUnavailable
+from deploykit.observe.metrics.points import Value
 from deploykit.observe.trackers.contract import About, Ending, Memory
-from deploykit.observe.trackers.selection import Value
 
 _RESERVED = {"project", "run", "timestamp", "step", "time", "metrics"}
 """What the package calls a row's own fields."""

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deploykit.lib.errors import BackendUnavailable
+from deploykit.observe.metrics.points import Value
 from deploykit.observe.trackers.contract import About, Ending, Memory
-from deploykit.observe.trackers.selection import Value
 
 
 def make(where: str, about: About, memory: Memory) -> WandB:
@@ -44,8 +44,7 @@ class WandB:
         """The steps that were sent, as they are remembered: an offline run counts only offline."""
         if self._memory.get("mode") not in {_mode(), "online"}:
             return {}
-        sent = self._memory.get("sent")
-        return {name: step for name, step in _items(sent) if isinstance(step, int)}
+        return dict(self._memory["sent"])
 
     def send(self, values: Sequence[Value]) -> None:
         """Log the values. Raises BackendUnavailable."""
@@ -97,10 +96,6 @@ def _mode() -> str:
     if chosen in {"online", "offline"}:
         return chosen
     return "online" if os.environ.get("WANDB_API_KEY") else "offline"
-
-
-def _items(sent: object) -> Sequence[tuple[str, object]]:
-    return list(sent.items()) if isinstance(sent, dict) else []
 
 
 def _refused(error: Exception) -> BackendUnavailable:

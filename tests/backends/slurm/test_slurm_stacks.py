@@ -12,8 +12,7 @@ from deploykit.backends import slurm
 from deploykit.backends.slurm import stacks as slurm_stacks
 from deploykit.job.model import Handle
 from deploykit.lib.errors import TryAgain, UsageError
-from deploykit.observe import exit_records
-from deploykit.observe.inspect import places, report, stacks
+from deploykit.observe import exit_records, stacks
 from tests.backends.slurm.slurm_helpers import ended, wait_for
 
 HANGING = """
@@ -49,14 +48,14 @@ def test_eight_ranks_on_two_nodes(cluster, make_plan, send, monkeypatch):
         name = str(time.monotonic_ns())
         assert slurm.dump(handle, folder / "stacks" / name, native=False) == []
         dump = stacks.read(folder / "stacks" / name)
-        merged = places.groups(dump.ranks)
+        merged = stacks.groups(dump.ranks)
         where = [str(group.place) for group in merged]
         return (dump, merged) if where == STANDING else None
 
     dump, merged = wait_for(all_up)
     assert [group.label for group in merged] == ["rank 5", "ranks 0-4,6-7"]
     assert len({one.host for one in dump.ranks}) == 2
-    assert {one.tool for one in dump.ranks} == {"py-spy"}, list(report.lines(dump))
+    assert {one.tool for one in dump.ranks} == {"py-spy"}, list(stacks.lines(dump))
     assert dump.absent == []
     slurm.cancel(handle)
     ended(handle)

@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploykit.observe.metrics import event_files, json_lines, tfrecord, wire
-from deploykit.observe.metrics.event_files import EventFile
-from deploykit.observe.metrics.files import MetricFiles
-from deploykit.observe.metrics.json_lines import JsonLines
+from deploykit.observe.metrics import files, tensorboard
+from deploykit.observe.metrics.files import JsonLines, MetricFiles
 from deploykit.observe.metrics.points import Point, number
 from deploykit.observe.metrics.series import Collection, without_repeats
+from deploykit.observe.metrics.tensorboard import EventFile
 
 STARTED = 1_000.0
 
@@ -65,7 +64,7 @@ def test_scalars_of_every_kind(proto, tmp_path):
     """As torch and TensorFlow 1 write them, and as TensorFlow 2 does."""
     path = write(
         proto,
-        tmp_path / f"{event_files.NAME}1",
+        tmp_path / f"{tensorboard.FILE_NAME}1",
         scalar(proto, 1, "loss/train", 0.5),
         tensor(proto, 2, "float", dtype=1, float_val=[1.5]),
         tensor(proto, 3, "content", dtype=1, tensor_content=struct.pack("<f", 2.5)),
@@ -90,7 +89,7 @@ def test_what_is_no_scalar_is_skipped(proto, tmp_path):
     picture = proto.Summary.Value(tag="x", image={"encoded_image_string": b"0" * 200_000})
     path = write(
         proto,
-        tmp_path / f"{event_files.NAME}1",
+        tmp_path / f"{tensorboard.FILE_NAME}1",
         tensor(proto, 1, "vector", dtype=1, float_val=[1, 2], tensor_shape=shape),
         tensor(proto, 1, "text", dtype=7, string_val=[b"hello"]),
         proto.Event(step=2, summary=proto.Summary(value=[picture])),
@@ -127,7 +126,7 @@ def test_a_file_of_torch_is_read_as_tensorboard_reads_it(tmp_path):
 def test_a_growing_file_loses_and_doubles_nothing(proto, tmp_path):
     events = [scalar(proto, step, "loss", step) for step in range(5)]
     data = write(proto, tmp_path / "whole", *events).read_bytes()
-    path = tmp_path / f"{event_files.NAME}1"
+    path = tmp_path / f"{tensorboard.FILE_NAME}1"
     path.touch()
     with path.open("ab", buffering=0) as end, path.open("rb", buffering=0) as file:
         reader, steps = EventFile(""), []
@@ -151,14 +150,14 @@ def test_a_damaged_record_ends_the_file_with_a_problem(proto, tmp_path, place):
 
 def test_a_record_that_claims_to_be_huge_is_not_read(tmp_path):
     header = struct.pack("<Q", 1 << 62)
-    path = tmp_path / f"{event_files.NAME}1"
-    path.write_bytes(header + struct.pack("<I", tfrecord.masked(header)) + b"x" * 100)
+    path = tmp_path / f"{tensorboard.FILE_NAME}1"
+    path.write_bytes(header + struct.pack("<I", tensorboard._masked(header)) + b"x" * 100)
     assert read(path) == ([], "")
 
 
 @given(data=st.binary(max_size=300))
 def test_any_bytes_are_an_event_or_none(data):
-    event = event_files.event(data)
+    event = tensorboard.decode_event(data)
     assert all(isinstance(value, float) for _, value in event.scalars)
 
 
@@ -171,15 +170,15 @@ def test_any_bytes_are_a_file_or_damaged(tmp_path_factory, data):
 
 def test_a_number_that_does_not_end_is_malformed():
     for data in (b"\x80" * 11, b"\x0a\x05ab", b"\x0b", b"\x09abc"):
-        with pytest.raises(wire.Malformed):
-            list(wire.fields(data))
+        with pytest.raises(tensorboard.Malformed):
+            list(tensorboard._fields(data))
 
 
 def test_checksums_are_those_of_the_standard():
     """RFC 3720, B.4: 32 bytes of zeros have 8a9136aa."""
     crc = 0x8A9136AA
     masked = (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-    assert tfrecord.masked(bytes(32)) == masked
+    assert tensorboard._masked(bytes(32)) == masked
 
 
 def lines(path, *documents):
@@ -191,7 +190,7 @@ def lines(path, *documents):
 
 def test_lines_of_json(tmp_path):
     path = lines(
-        tmp_path / json_lines.NAME,
+        tmp_path / files.NAME,
         {"step": 1, "epoch": 0, "loss": 0.5, "name": "x", "ok": True, "list": [1]},
         {"global_step": 2, "loss": math.nan, "_timestamp": 5, "huge": 10**400},
         {"step": -1, "loss": 1},
@@ -212,7 +211,7 @@ def test_lines_of_json(tmp_path):
 
 
 def test_a_line_that_never_ends_takes_no_memory(tmp_path):
-    path = tmp_path / json_lines.NAME
+    path = tmp_path / files.NAME
     path.write_bytes(b"x" * (3 << 20) + b'\n{"step": 1, "loss": 2}\n')
     with path.open("rb", buffering=0) as file:
         assert [one.value for one in JsonLines("").read(file)] == [2.0]
@@ -221,16 +220,16 @@ def test_a_line_that_never_ends_takes_no_memory(tmp_path):
 @pytest.fixture
 def folder(tmp_path):
     """A run folder with files of metrics where programs write them."""
-    lines(tmp_path / "output" / json_lines.NAME, {"step": 1, "loss": 0.5})
-    lines(tmp_path / "source" / "a" / json_lines.NAME, {"step": 1, "loss": 0.6})
+    lines(tmp_path / "output" / files.NAME, {"step": 1, "loss": 0.5})
+    lines(tmp_path / "source" / "a" / files.NAME, {"step": 1, "loss": 0.6})
     return tmp_path
 
 
 def test_files_are_found_below_source_and_output_and_nowhere_else(proto, folder):
-    write(proto, folder / "source/runs/x" / f"{event_files.NAME}1", scalar(proto, 1, "a", 1))
-    write(proto, folder / "source/runs/x" / f"{event_files.NAME}2", scalar(proto, 2, "a", 2))
-    write(proto, folder / "source/.git" / f"{event_files.NAME}3", scalar(proto, 1, "b", 1))
-    write(proto, folder / "logs" / f"{event_files.NAME}4", scalar(proto, 1, "c", 1))
+    write(proto, folder / "source/runs/x" / f"{tensorboard.FILE_NAME}1", scalar(proto, 1, "a", 1))
+    write(proto, folder / "source/runs/x" / f"{tensorboard.FILE_NAME}2", scalar(proto, 2, "a", 2))
+    write(proto, folder / "source/.git" / f"{tensorboard.FILE_NAME}3", scalar(proto, 1, "b", 1))
+    write(proto, folder / "logs" / f"{tensorboard.FILE_NAME}4", scalar(proto, 1, "c", 1))
     points = list(MetricFiles(folder, "", 0).read())
     assert sorted({(one.source, one.name, one.value) for one in points}) == [
         ("output/metrics.jsonl", "loss", 0.5),
@@ -242,9 +241,9 @@ def test_files_are_found_below_source_and_output_and_nowhere_else(proto, folder)
 
 def test_another_output_folder_has_files_of_other_runs_too(folder, tmp_path):
     shared = tmp_path / "shared"
-    old = lines(shared / "old" / json_lines.NAME, {"step": 1, "loss": 9})
+    old = lines(shared / "old" / files.NAME, {"step": 1, "loss": 9})
     os.utime(old, (1000, 1000))
-    lines(shared / "new" / json_lines.NAME, {"step": 1, "loss": 0.1})
+    lines(shared / "new" / files.NAME, {"step": 1, "loss": 0.1})
     points = list(MetricFiles(folder, str(shared), 100_000).read())
     assert {one.source for one in points} == {
         *("source/a/metrics.jsonl", "output/new/metrics.jsonl")
@@ -255,7 +254,7 @@ def test_links_and_pipes_are_not_opened(folder, tmp_path):
     secret = lines(tmp_path / "secret", {"step": 1, "loss": 7})
     (folder / "output/metrics.jsonl").unlink()
     (folder / "output/metrics.jsonl").symlink_to(secret)
-    os.mkfifo(folder / f"source/{event_files.NAME}1")
+    os.mkfifo(folder / f"source/{tensorboard.FILE_NAME}1")
     files = MetricFiles(folder, "", 0)
     assert {one.source for one in files.read()} == {"source/a/metrics.jsonl"}
     assert "is not a regular file" in files.problems[0]
@@ -263,20 +262,20 @@ def test_links_and_pipes_are_not_opened(folder, tmp_path):
 
 def test_a_file_that_was_replaced_is_read_anew(folder, monkeypatch):
     """As a trainer does that resumes: it keeps the lines up to its checkpoint."""
-    monkeypatch.setattr("deploykit.observe.metrics.files._AGAIN", 0.0)
-    path = folder / "output" / json_lines.NAME
+    monkeypatch.setattr("deploykit.observe.metrics.files._SEARCH_SECONDS", 0.0)
+    path = folder / "output" / files.NAME
     lines(path, *({"step": step, "loss": step} for step in range(2, 9)))
-    files, collection = MetricFiles(folder, "", 0), Collection()
-    collection.add(files.read())
+    found, collection = MetricFiles(folder, "", 0), Collection()
+    collection.add(found.read())
     scratch = lines(folder / "output/scratch", {"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.4})
     scratch.replace(path)
-    collection.add(files.read())
+    collection.add(found.read())
     series = collection.series["output/metrics.jsonl", "loss"]
     assert series.curve.pairs() == [(1, 0.5), (2, 0.4)]
 
 
 def test_only_the_end_of_a_long_file_is_read_where_that_is_enough(folder):
-    path = folder / "output" / json_lines.NAME
+    path = folder / "output" / files.NAME
     lines(path, *({"step": step, "loss": 1} for step in range(2, 1000)))
     points = [one for one in MetricFiles(folder, "", 0, most=200).read() if "output" in one.source]
     assert 1 < len(points) < 12

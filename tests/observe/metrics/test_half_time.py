@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from deploykit.job.model import LogLine
-from deploykit.observe import log_merge
-from deploykit.observe.metrics import progress, time_left
-from deploykit.observe.metrics.length import Length
+from deploykit.observe import logfiles
+from deploykit.observe.metrics import progress, series
 from deploykit.observe.metrics.log_reader import LogReader
+from deploykit.observe.metrics.progress import Length
 from deploykit.observe.metrics.series import Collection
 
 HALVES = Path(__file__).parent / "halves"
@@ -39,7 +39,7 @@ NAMES = sorted(path.stem for path in HALVES.glob("*.log"))
 def lines(path):
     if not path.exists():
         return []
-    return [log_merge.parse(line, 0) for line in path.read_bytes().decode().split("\n") if line]
+    return [logfiles.parse(line, 0) for line in path.read_bytes().decode().split("\n") if line]
 
 
 def looked_at(name, part, *, watched):
@@ -54,7 +54,7 @@ def looked_at(name, part, *, watched):
     states = [state for state in states if state.time <= now]
     said = sorted([*said, *states], key=lambda line: line.time) if watched else said + states[-1:]
     known = KNOWN.get(name, Length())
-    reader, collection = LogReader({}, known), Collection()
+    reader, collection = LogReader({}, known.epochs), Collection()
     collection.add(reader.feed(said))
     found = progress.of(collection, reader, known, now.timestamp())
     return found, (end - now).total_seconds()
@@ -91,20 +91,20 @@ def marks(*, epochs, each, step, evaluation, first):
 def test_evaluations_that_are_yet_to_come_count(evaluation, at):
     run, end = marks(epochs=5, each=100, step=0.2, evaluation=evaluation, first=60)
     so_far = run[: at + 1]
-    left = time_left.by_epochs(so_far, 500, 100)
+    left = series.by_epochs(so_far, 500, 100)
     assert left == pytest.approx(end - so_far[-1][0])
 
 
 def test_before_the_first_epoch_has_ended_an_evaluation_is_not_known():
     run, _ = marks(epochs=5, each=100, step=0.2, evaluation=3, first=60)
-    assert time_left.by_epochs(run[:101], 500, 100) is None
-    assert time_left.by_epochs([], 500, 100) is None
+    assert series.by_epochs(run[:101], 500, 100) is None
+    assert series.by_epochs([], 500, 100) is None
 
 
 def test_thin_marks_give_the_pace_of_whole_epochs():
     run, _ = marks(epochs=5, each=100, step=0.2, evaluation=3, first=0.2)
-    assert time_left.by_epochs(run[::100], 500, 100) is None
-    assert time_left.rate(run[:301:100]) == pytest.approx(100 / 23)
+    assert series.by_epochs(run[::100], 500, 100) is None
+    assert series.rate(run[:301:100]) == pytest.approx(100 / 23)
 
 
 def test_time_goes_on_between_two_steps_but_not_for_ever():

@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 
 from deploykit.cli import progress_text
 from deploykit.job.model import LogLine
-from deploykit.observe import log_merge
-from deploykit.observe.metrics import final_metrics, length, progress
-from deploykit.observe.metrics.length import Length
+from deploykit.observe import logfiles
+from deploykit.observe.metrics import progress
 from deploykit.observe.metrics.log_reader import LogReader
+from deploykit.observe.metrics.points import final_metrics
+from deploykit.observe.metrics.progress import Length
 from deploykit.observe.metrics.series import Collection
 
 LOGS = Path(__file__).parent / "logs"
@@ -53,11 +54,11 @@ ONLY_EPOCHS = {
 
 def lines(name):
     text = (LOGS / f"{name}.log").read_bytes().decode()
-    return [log_merge.parse(line, 0) for line in text.split("\n") if line]
+    return [logfiles.parse(line, 0) for line in text.split("\n") if line]
 
 
 def read(found, known=Length()):  # noqa: B008 - it is not changed
-    reader, collection = LogReader({}, known), Collection()
+    reader, collection = LogReader({}, known.epochs), Collection()
     collection.add(reader.feed(found))
     return progress.of(collection, reader, known), collection
 
@@ -299,12 +300,12 @@ def test_a_log_that_tells_its_length_first(line):
 
 
 def test_lengths_in_arguments():
-    assert length.of(["--max-steps", "500", "--trainer.max_epochs=3"]) == Length(
+    assert progress.length_of(["--max-steps", "500", "--trainer.max_epochs=3"]) == Length(
         *(500, "argument --max-steps", 3, "argument --trainer.max_epochs")
     )
-    assert length.of(["-epochs", "0", "--steps", "x", "epochs", "3", "--iters"]) == Length()
-    assert length.of(["optim.epochs=5"]).epochs == 5
-    assert length.of([]) == Length()
+    assert progress.length_of(["-epochs", "0", "--steps", "x", "epochs", "--iters"]) == Length()
+    assert progress.length_of(["optim.epochs=5"]).epochs == 5
+    assert progress.length_of([]) == Length()
 
 
 def test_what_sagemaker_extracted():
@@ -315,7 +316,7 @@ def test_what_sagemaker_extracted():
         {"MetricName": "odd", "Value": "x"},
         *("text", None, {"Value": 1}),
     ]
-    assert [(p.name, p.value, p.time) for p in final_metrics.points(listed)] == [
+    assert [(p.name, p.value, p.time) for p in final_metrics(listed)] == [
         *(("test:accuracy", 0.5, when.timestamp()), ("loss", 2.0, None))
     ]
-    assert list(final_metrics.points(None)) == []
+    assert list(final_metrics(None)) == []

@@ -9,7 +9,7 @@ import pytest
 
 from deploykit.backends import slurm
 from deploykit.cli import main as cli
-from deploykit.observe.trackers.http import Client
+from deploykit.observe.trackers.mlflow import Client
 from deploykit.run import registry
 from tests.backends.slurm.slurm_helpers import ended, output, wait_for
 from tests.observe.trackers.mlflow_server import mlflow  # noqa: F401 - a fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deploykit.observe.metrics.points import Point
-from deploykit.observe.trackers.selection import Selection
+from deploykit.observe.trackers.contract import Selection
 
 
 def due(points, sent=None, *, final=True, clean=str):

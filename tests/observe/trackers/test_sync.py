@@ -18,7 +18,8 @@ from deploykit.cli import main as cli
 from deploykit.job import job
 from deploykit.job.model import State, Status
 from deploykit.lib.errors import NotFound
-from deploykit.observe.trackers import event_writer, sagemaker_mlflow, tensorboard
+from deploykit.observe.metrics import tensorboard as events
+from deploykit.observe.trackers import mlflow, tensorboard
 from deploykit.run import lifecycle, registry
 from tests.observe.trackers.tracked import attempt, history, loss, tracked
 from tests.ports import free_port
@@ -91,7 +92,7 @@ def test_event_files_in_s3(live, aws, capsys, monkeypatch):
 
     client = boto3.client("s3")
     client.create_bucket(Bucket="my-board")
-    monkeypatch.setattr(tensorboard, "_LARGEST", 1000)
+    monkeypatch.setattr(tensorboard, "_MAX_FILE_BYTES", 1000)
     tracked(live, {"tensorboard": "s3://my-board/all"})
     for first in (0, 20, 40):
         attempt(live, 0, range(first, first + 20))
@@ -124,11 +125,11 @@ def test_its_own_event_files_are_no_metrics_of_the_run(live, capsys):
 
 
 def test_long_numbers_in_event_files(tmp_path):
-    from deploykit.observe.trackers.selection import Value
+    from deploykit.observe.metrics.points import Value
 
     given = [Value("a", value, 2**40, 1.5) for value in (1e300, -1e300, float("inf"), 0.5)]
-    path = tmp_path / event_writer.name(0, 0)
-    path.write_bytes(event_writer.heading(0) + event_writer.records(given, 0))
+    path = tmp_path / events.file_name(0, 0)
+    path.write_bytes(events.heading(0) + events.records(given, 0))
     values = [value for _, value in history(tmp_path, "a")]
     assert values == [float("inf"), float("-inf"), float("inf"), 0.5]
 
@@ -175,17 +176,24 @@ ANSWERS = {
 
 
 @contextlib.contextmanager
-def answering(status, headers, body):
-    """A server with one answer to everything; yields its address and the requests' headers."""
-    asked = []
+def serving(answer):
+    """A server of `answer(path, data)`: status, headers and body; yields its address and headers.
+
+    Where that is None, the connection is closed. The headers are those of the requests so far.
+    """
+    received = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
-            asked.append(dict(self.headers))
+            received.append(dict(self.headers))
+            size = int(self.headers.get("Content-Length", 0))
+            data = json.loads(self.rfile.read(size) or "{}")
+            if (response := answer(self.path.partition("?")[0], data)) is None:
+                return
+            status, headers, body = response
             self.send_response(status)
-            for name, value in headers.items():
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
                 self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body.encode())
 
@@ -196,14 +204,14 @@ def answering(status, headers, body):
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", asked
+        yield f"http://127.0.0.1:{server.server_port}", received
         server.shutdown()
 
 
 @pytest.mark.parametrize("kind", ANSWERS)
 def test_what_a_server_may_answer(kind, live, capsys):
     status, headers, body, code, said = ANSWERS[kind]
-    with answering(status, headers, body) as (address, _):
+    with serving(lambda *_: (status, headers, body)) as (address, _):
         tracked(live, {"mlflow": address})
         assert said in sync(capsys, code=code).err
 
@@ -235,7 +243,7 @@ def dripping():
 
 
 def test_a_server_that_never_finishes_its_answer(live, capsys, monkeypatch):
-    monkeypatch.setattr("deploykit.observe.trackers.http._LONGEST", 1.0)
+    monkeypatch.setattr("deploykit.observe.trackers.mlflow._MAX_SECONDS", 1.0)
     with dripping() as address:
         tracked(live, {"mlflow": address})
         attempt(live, 0, range(10))
@@ -250,55 +258,25 @@ class MLflowServer:
         self.runs, self.lost = [], 1
 
     def answer(self, path, data):
-        if path.endswith("experiments/get-by-name"):
-            return {"experiment": {"experiment_id": "0"}}
-        if path.endswith("runs/search"):
-            return {"runs": self.runs}
-        if path.endswith("runs/get"):
-            return {"run": self.runs[0]}
-        if path.endswith("runs/create"):
+        content = self.content(path.rpartition("mlflow/")[2], data)
+        return None if content is None else (200, {}, json.dumps(content))
+
+    def content(self, path, data):
+        if path == "runs/create":
             info = {"run_id": "r", "experiment_id": "0", "status": "RUNNING"}
             self.runs.append({"info": info, "data": {"params": [], "metrics": []}})
-            return {"run": self.runs[0]}
-        if path.endswith("runs/log-batch") and "params" in data:
+        if path == "runs/log-batch" and "params" in data:
             self.lost -= 1
             if self.lost >= 0:
                 return None
             self.runs[0]["data"]["params"] += data["params"]
-        return {}
-
-
-@contextlib.contextmanager
-def mlflow_server():
-    """Serves an `MLflowServer`; where that answers None, the connection is closed."""
-    kept = MLflowServer()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            size = int(self.headers.get("Content-Length", 0))
-            path = self.path.partition("?")[0]
-            answer = kept.answer(path, json.loads(self.rfile.read(size) or "{}"))
-            if answer is not None:
-                body = json.dumps(answer).encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-        do_POST = do_GET  # noqa: N815 - as the standard library calls it
-
-        def log_message(self, *_):
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", kept
-        server.shutdown()
+        return {"experiment": {"experiment_id": "0"}, "runs": self.runs, "run": [*self.runs, {}][0]}
 
 
 def test_parameters_that_were_not_sent_with_the_run_are_sent_later(live, capsys):
     """As after a kill between the two requests."""
-    with mlflow_server() as (address, kept):
+    kept = MLflowServer()
+    with serving(kept.answer) as (address, _):
         tracked(live, {"mlflow": address})
         sync(capsys, code=69)
         assert (len(kept.runs), kept.runs[0]["data"]["params"]) == (1, [])
@@ -327,10 +305,10 @@ def test_credentials_are_those_of_mlflows_own_variables(
         monkeypatch.delenv(f"MLFLOW_TRACKING_{name}", raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with answering(401, {}, "{}") as (address, asked):
+    with serving(lambda *_: (401, {}, "{}")) as (address, received):
         tracked(live, {"mlflow": address})
         sync(capsys, code=77)
-    assert asked[0].get("Authorization") == header
+    assert received[0].get("Authorization") == header
 
 
 @pytest.mark.parametrize(
@@ -356,8 +334,8 @@ def test_requests_to_sagemakers_servers_are_signed(resource, address, header, se
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "key")
     monkeypatch.delenv("AWS_SESSION_TOKEN", raising=False)
-    assert sagemaker_mlflow.address(arn) == address
-    sign = sagemaker_mlflow.Signer(arn)
+    assert mlflow.sagemaker_address(arn) == address
+    sign = mlflow.SageMakerSigner(arn)
     headers = sign("POST", f"{address}/api/2.0/mlflow/runs/create", b"{}")
     assert headers[header] == arn
     words = headers["Authorization"]

@@ -67,7 +67,7 @@ def test_values_that_are_sent_twice_are_there_once(tmp_path):
 from pathlib import Path
 from deploykit.observe.trackers import trackio
 from deploykit.observe.trackers.contract import About
-from deploykit.observe.trackers.selection import Value
+from deploykit.observe.metrics.points import Value
 one = trackio.make("digits", About("live-run", "job", Path("."), 1.0, {}, {}), {})
 values = [Value(one.clean(name), 0.5, 3, 1700000000.0) for name in ("loss", "time", "__odd")]
 for _ in range(2):

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from deploykit.lib.paths import open_regular
-from deploykit.observe.metrics.event_files import EventFile
+from deploykit.observe.metrics.tensorboard import EventFile
 
 STAMP = "2026-11-21T01:46:08.123Z"
 

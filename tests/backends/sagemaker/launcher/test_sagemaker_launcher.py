@@ -10,7 +10,7 @@ import textwrap
 import pytest
 
 from deploykit.cli import main as cli
-from deploykit.observe.inspect import traces
+from deploykit.observe import traces
 from tests.backends.sagemaker.launcher.sagemaker_hosts import (
     LauncherFailedError,
     on_loopback,

@@ -25,13 +25,13 @@ REPORTS = "rank-*.nsys-rep"
 """Reports of Nsight Systems, which its own programs read."""
 SNAPSHOTS = "rank-*.memory.pickle"
 """What was allocated on a GPU that ran out of memory."""
-_LARGEST = 1 << 28
+_MAX_TRACE_BYTES = 1 << 28
 """Bytes of an unpacked trace that are read."""
-_LONGEST = 1e12
+_MAX_MICROSECONDS = 1e12
 """Microseconds of an event, some ten days."""
 _GPU = {"kernel", "gpu_memcpy", "gpu_memset"}
 _CPU = {"cpu_op", "user_annotation"}
-_CLEARLY = 0.1
+_MIN_DIFFERENCE = 0.1
 """Difference of the shares of waiting, from which a rank counts as slow."""
 _WAITING = ("gloo:", "nccl:", "mpi:", "ucc:", "c10d::")
 """How names of collectives begin, as c10d records them on the CPU."""
@@ -49,21 +49,21 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class RankProfile:
-    """What a rank did in the profiled steps; times in seconds."""
+    """What a rank did in the profiled steps, in seconds."""
 
     rank: int
     file: Path
     seconds: float
     """From the first to the last event."""
     computing: float
-    """While an operator ran: on the GPU where there is one, else on any thread of the CPU."""
+    """While an operator ran: on the GPU if there is one, else on any CPU thread."""
     communicating: float
     """While a collective ran."""
     waiting: float
     """While a collective ran, and nothing else."""
     on_gpu: bool
     operators: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """By name: calls, and the time in the operator itself, without those that it calls."""
+    """By name: calls and self time."""
 
     @property
     def idle(self) -> float:
@@ -78,25 +78,25 @@ def files(folder: Path, pattern: str = TRACES) -> list[Path]:
 
 
 def read(path: Path) -> RankProfile:
-    """The profile of a rank. Raises BackendUnavailable for what is no trace, or too large."""
+    """The profile of a rank. Raises BackendUnavailable if the trace is incomplete or too large."""
     spans = list(_spans(_events(path)))
     on_gpu = any(category in _GPU for category, _ in spans)
     wanted = [one for category, one in spans if category in (_GPU if on_gpu else _CPU)]
     collectives = [one for one in wanted if _is_collective(one.name)]
     operators = [one for one in wanted if not one.name.startswith(_NOT_OPERATORS)]
     operators = [one for one in operators if not _is_collective(one.name)]
-    computing, waiting = _union(operators), _union(collectives)
+    computing, communicating = _union(operators), _union(collectives)
     both = _length(_union([*operators, *collectives]))
     ends = [time for _, one in spans for time in (one.start, one.end)]
     return RankProfile(
-        _rank(path) or 0,
-        path,
-        (max(ends) - min(ends)) / 1e6 if ends else 0.0,
-        _length(computing) / 1e6,
-        _length(waiting) / 1e6,
-        (both - _length(computing)) / 1e6,
-        on_gpu,
-        _own_times(operators),
+        rank=_rank(path) or 0,
+        file=path,
+        seconds=(max(ends) - min(ends)) / 1e6 if ends else 0.0,
+        computing=_length(computing) / 1e6,
+        communicating=_length(communicating) / 1e6,
+        waiting=(both - _length(computing)) / 1e6,
+        on_gpu=on_gpu,
+        operators=_own_times(operators),
     )
 
 
@@ -106,16 +106,16 @@ def _rank(path: Path) -> int | None:
 
 
 def slowest(ranks: Sequence[RankProfile]) -> RankProfile | None:
-    """The rank that waits least for the others, if it clearly does; None where none does."""
+    """The rank that clearly waits least for the others, if any."""
     if len(ranks) < 2 or not all(one.seconds for one in ranks):  # noqa: PLR2004 - a comparison
         return None
     shares = sorted((one.waiting / one.seconds, number) for number, one in enumerate(ranks))
     least, most = shares[0][0], shares[-1][0]
-    return ranks[shares[0][1]] if most - least >= _CLEARLY else None
+    return ranks[shares[0][1]] if most - least >= _MIN_DIFFERENCE else None
 
 
 def costliest(ranks: Sequence[RankProfile], count: int) -> list[tuple[str, int, float]]:
-    """Name, calls and seconds of the operators with most time, in all ranks together."""
+    """Name, calls and seconds of the operators with the most self time over all ranks."""
     calls: Counter[str] = Counter()
     seconds: dict[str, float] = defaultdict(float)
     for one in ranks:
@@ -129,13 +129,15 @@ def costliest(ranks: Sequence[RankProfile], count: int) -> list[tuple[str, int, 
 def _events(path: Path) -> list[Any]:
     try:
         with gzip.open(path) as file:
-            text = file.read(_LARGEST + 1)
-        data = from_json(text) if len(text) <= _LARGEST else None
+            text = file.read(_MAX_TRACE_BYTES + 1)
+        data = from_json(text) if len(text) <= _MAX_TRACE_BYTES else None
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise BackendUnavailable(f"{path} is no complete trace: {error}") from None
     if data is None:
         hint = "profile fewer steps, or open it in https://ui.perfetto.dev"
-        raise BackendUnavailable(f"{path} is larger than {_LARGEST >> 20} MiB unpacked", hint=hint)
+        raise BackendUnavailable(
+            f"{path} is larger than {_MAX_TRACE_BYTES >> 20} MiB unpacked", hint=hint
+        )
     events = data.get("traceEvents") if isinstance(data, dict) else None
     if not isinstance(events, list):
         raise BackendUnavailable(f"{path} has no trace events")
@@ -152,7 +154,9 @@ def _spans(events: Iterable[Any]) -> Iterator[tuple[str, Span]]:
                 "name": str(name),
                 "ts": int() | float() as start,
                 "dur": int() | float() as length,
-            } if category in _GPU | _CPU and math.isfinite(start) and 0 <= length < _LONGEST:
+            } if (
+                category in _GPU | _CPU and math.isfinite(start) and 0 <= length < _MAX_MICROSECONDS
+            ):
                 thread = f"{event.get('pid')}/{event.get('tid')}"
                 yield category, Span(thread, name, float(start), float(start + length))
 

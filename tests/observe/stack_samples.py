@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from deploykit.observe.inspect.stacks import Frame, Process, RankStacks, Thread
+from deploykit.observe.stacks import Frame, Process, RankStacks, Thread
 
 SITE = "/env/lib/python3.11/site-packages"
 SOURCE = "/home/ada/.local/state/deploykit/runs/digits-1/source"

@@ -1,1 +1,0 @@
-"""Where the ranks of a run stand: dumps that the nodes wrote, read and merged."""

@@ -1,0 +1,332 @@
+"""What one line of a log tells: progress bars, tables, text, and patterns of the user's own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from deploykit.job.checks import pattern_problem
+from deploykit.observe.metrics.points import LONGEST_NAME, STEPS, Reading, count, number, seconds
+
+_SIZES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_TQDM = re.compile(
+    r"\d{1,3}%\|[^|]{0,500}\| {0,20}([\d.]{1,15})([kKMGT]?)/([\d.]{1,15})([kKMGT]?) "
+    r"\[([\d:]{4,15})<([\d:]{4,15}|\?), {0,5}([\d.]{1,15}|\?)([kKMGT]?)([^\],\s]{1,30})"
+    r"([^\]]{0,2000})\]"
+)
+_FASTPROGRESS = re.compile(
+    r"\|[^|]{1,500}\| [\d.]{1,7}% \[(\d{1,12})/(\d{1,12}) ([\d:]{4,15})<([\d:]{4,15})"
+)
+_KERAS = re.compile(r"^\s*(\d{1,12})/(\d{1,12}) (?:[━╸╺ ]{1,100}|\[[=>.]{1,100}\]|-) ?(.{0,2000})$")
+_RICH = re.compile(
+    r"Epoch (\d{1,9})/(\d{1,9}) {1,3}[━╸╺ ]{1,400} (\d{1,12})/(\d{1,12}) ([\d:]{7,15}) • +"
+    r"(?:[\d:]{7,15} +)?([\d.]{1,15})it/s(.{0,2000})"
+)
+"""Of Lightning's RichProgressBar, whose epochs begin with 0; a log has only its last state."""
+_KERAS_STEP = re.compile(r"(\d{1,12})(us|ms|s)/(?:step|epoch)\b")
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def read_bar(line: str) -> Reading | None:
+    """The state of a bar; None where the line has none."""
+    if "%|" in line:
+        return _tqdm(line)
+    if "% [" in line:
+        return _fastprogress(line)
+    if "•" in line:
+        return _rich(line)
+    return _keras(line) if "/" in line else None
+
+
+def _tqdm(line: str) -> Reading | None:
+    match = _TQDM.search(line)
+    if match is None:
+        return None
+    done, done_size, total, total_size, elapsed, left, rate, rate_size, unit, rest = match.groups()
+    title = line[: match.start()].strip().removesuffix(":")
+    speed = _scaled(rate, rate_size)
+    if speed and unit.startswith("s/"):
+        speed = 1 / speed
+    return Reading(
+        "tqdm",
+        _metrics_of_bar(rest),
+        step=count(_scaled(done, done_size)),
+        total=count(_scaled(total, total_size)),
+        rate=speed or None,
+        elapsed=seconds(elapsed),
+        left=seconds(left),
+        title=title,
+        **_epoch_of_title(title),
+    )
+
+
+def _epoch_of_title(title: str) -> dict[str, Any]:
+    """What the title of a bar says of epochs, as values of a `Reading`."""
+    if (match := EPOCH.search(title)) is None:
+        return {}
+    last = count(number(match[2] or ""))
+    return {"in_epoch": True, "epoch": number(match[1]), "epochs": last}
+
+
+def _scaled(text: str, size: str) -> float | None:
+    """``1.5`` and ``k`` as 1500; None for ``?``."""
+    value = number(text)
+    return None if value is None else round(value * _SIZES.get(size, 1), 6)
+
+
+def _fastprogress(line: str) -> Reading | None:
+    match = _FASTPROGRESS.search(line)
+    if match is None:
+        return None
+    done, total, elapsed, left = match.groups()
+    title = line[: match.start()].strip(" :")
+    spent = seconds(elapsed)
+    return Reading(
+        "fastprogress",
+        step=int(done),
+        total=int(total),
+        rate=int(done) / spent if spent else None,
+        elapsed=spent,
+        left=seconds(left),
+        title=title,
+        **_epoch_of_title(title),
+    )
+
+
+def _rich(line: str) -> Reading | None:
+    match = _RICH.search(line)
+    if match is None:
+        return None
+    epoch, last, done, total, elapsed, rate, rest = match.groups()
+    return Reading(
+        "Lightning",
+        _metrics_of_bar(rest),
+        step=int(done),
+        total=int(total),
+        in_epoch=True,
+        epoch=int(epoch) + 1,
+        epochs=int(last) + 1,
+        rate=number(rate),
+        elapsed=seconds(elapsed),
+        title=f"Epoch {epoch}/{last}",
+    )
+
+
+def _metrics_of_bar(text: str) -> dict[str, float]:
+    return {name: value for name, value in pairs(text) if not COUNTS.fullmatch(name)}
+
+
+def _keras(line: str) -> Reading | None:
+    """A bar, or the line that ends an epoch where Keras draws none."""
+    match = _KERAS.match(line)
+    if match is None:
+        return None
+    done, total, rest = match.groups()
+    pace = _KERAS_STEP.search(rest)
+    values = dict(pairs(rest))
+    if pace is None and not values:
+        return None
+    each = int(pace[1]) * _UNITS[pace[2]] if pace else 0
+    return Reading(
+        "Keras", values, int(done), int(total), in_epoch=True, rate=1 / each if each else None
+    )
+
+
+_HEADING = re.compile(r"epoch +train_loss +(?:[\w.@-]{1,60} +){0,30}time *")
+_ROW = re.compile(r"\d{1,9}(?: +[\d.a-z+-]{1,30}){1,30} +\d{1,4}(?::\d\d){1,2} *")
+_LIST = re.compile(r"\[\d{1,9}(?:, [\d.a-z+-]{1,30}){1,30}, '\d{1,4}(?::\d\d){1,2}'\]")
+_FIRST = ("epoch", "train_loss", "valid_loss")
+"""The columns that every such table of fastai begins with."""
+
+
+class Table:
+    """The rows of one table, and the names of its columns."""
+
+    def __init__(self) -> None:
+        self._names: Sequence[str] = ()
+
+    def read(self, line: str) -> Reading | None:
+        """The numbers of a row; None for any other line."""
+        if line.startswith("[") and _LIST.fullmatch(line):
+            return _row_reading(_FIRST, line[1:-1].replace("'", "").split(", "))
+        if line.startswith("epoch") and _HEADING.fullmatch(line):
+            self._names = line.split()
+        elif self._names and _ROW.fullmatch(line):
+            cells = line.split()
+            return _row_reading(self._names, cells) if len(cells) == len(self._names) else None
+        return None
+
+
+def _row_reading(names: Sequence[str], cells: Sequence[str]) -> Reading:
+    """A row, which ends with its time; a column without a name is called by its number."""
+    more = [f"metric_{column}" for column in range(1, len(cells))]
+    named = dict(zip([*names, *more], cells[:-1], strict=False))
+    numbers = {name[:LONGEST_NAME]: number(cell) for name, cell in named.items()}
+    epoch = numbers.pop("epoch", None)
+    values = {name: value for name, value in numbers.items() if value is not None}
+    return Reading("fastai", values, epoch=None if epoch is None else epoch + 1)
+
+
+_NUMBER = r"[+-]?(?:\d{1,30}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][+-]?\d{1,4})?|[+-]?(?i:nan|inf)"
+_END = r"(?![\w:/]|[.,-]\d)"
+"""After a number that is not part of a time, a version, a fraction or a size."""
+_PAIR = re.compile(
+    r"(?:(?<![\w./@-])(?P<word>[A-Za-z][\w@/.-]{0,80}(?:[ ][A-Za-z][\w@]{0,30})?)"
+    r"|'(?P<single>[^'=:]{1,80})'|\"(?P<double>[^\"=:]{1,80})\")"
+    rf"\s{{0,3}}[=:]\s{{0,6}}(?:'|\"|\[|\()?(?P<value>{_NUMBER}){_END}"
+)
+_RESULT = r"loss|acc|accuracy|ppl|perplexity|f1|auc|bleu|iou|reward|error|mfu"
+"""Names of results: they are metrics even where a line names no step."""
+_KNOWN = re.compile(
+    r"(?<![\w./@-])((?:(?:train(?:ing)?|val(?:id(?:ation)?)?|test|eval(?:uation)?|average|avg|mean"
+    rf"|lm)[ _/-])?(?:{_RESULT}|lr|learning[ _]rate|grad[ _]?norm|gradient[ _]norm)(?:@\d)?)"
+    rf"\s{{1,6}}({_NUMBER}){_END}",
+    re.IGNORECASE,
+)
+_IS_RESULT = re.compile(rf"(?:.*[\W_])?(?:{_RESULT})(?:@\d)?", re.IGNORECASE)
+_BETWEEN = r"[ =:#\[(|]{1,14}"
+_STEP = re.compile(
+    rf"(?i)(?<![\w-])(global[ _-]?)?(?:step|iter(?:ation)?){_BETWEEN}(\d{{1,12}})"
+    r"(?:\s{0,6}/\s{0,6}(\d{1,12}))?(?![\d.])"
+)
+_OTHER_STEP = re.compile(
+    r"(?i)\b(?:eval\w{0,7}|val\w{0,7}|test\w{0,3}|predict\w{0,4})[ :_-]{1,3}(?:step|iter|batch)"
+)
+"""Of a loop that is not training."""
+_BATCH = re.compile(
+    rf"(?i)(?<![\w-])(?:mini-?)?(?:batch|update){_BETWEEN}(\d{{1,12}})\s{{0,6}}/\s{{0,6}}(\d{{1,12}})"
+)
+EPOCH = re.compile(
+    r"(?i)(?<![\w-])epoch(?:\(train\))?[ =:#\[(]{1,14}(\d{1,9}(?:\.\d{1,9})?)"
+    r"(?:\s{0,6}/\s{0,6}(\d{1,9}))?(?![\d])"
+)
+_IN_EPOCH = re.compile(
+    r"(?i)(?:epoch|train(?:ing)?)(?:\(train\))?[ :\[]{1,8}\d{1,9}[\] :]{1,8}"
+    r"\[\s{0,12}(\d{1,12})\s{0,3}/\s{0,12}(\d{1,12})\b"
+)
+"""Of PyTorch's own examples: ``Epoch: [0][  10/1251]``, ``Train Epoch: 1 [640/60000 (1%)]``."""
+_HINT = re.compile(r"loss|acc|epoch|step|iter|batch|train|perplexity|ppl|eval|rate|lr")
+"""What every line with numbers has, in lower case."""
+_KNOWN_END = re.compile(rf"(?:{_RESULT}|lr|rate|norm)(?:@\d)?\s{{1,6}}[+.\dni-]")
+"""What every line with a match of `_KNOWN` has, in lower case: much faster to look for."""
+_COLOR = re.compile(r"\x1b\[[0-9;:]{0,30}[A-Za-z]")
+COUNTS = re.compile(
+    r"(?i)(?:.*[\W_])?(?:epochs?|steps?|iter(?:ation)?s?|batch(?:_?size)?|eta|v_num)"
+)
+"""Names that say where a line stands, and no result."""
+
+
+def plain(line: str) -> str:
+    """A line without colors."""
+    return _COLOR.sub("", line) if "\x1b" in line else line
+
+
+def read_text(line: str) -> Reading | None:
+    """The numbers of a line; None where it names no step, no epoch and no result."""
+    low = line.lower()
+    if _HINT.search(low) is None:
+        return None
+    other = _is_of_other_step(line, low)
+    step, total, in_epoch = (None, None, False) if other else _step(line, low)
+    epoch = EPOCH.search(line) if "epoch" in low else None
+    numbers = dict(pairs(line))
+    if step is None and not other:
+        step = next((count(numbers[name]) for name in STEPS if name in numbers), None)
+    epoch_number = number(epoch[1]) if epoch else numbers.get("epoch")
+    values = {name: value for name, value in numbers.items() if not _is_count(name)}
+    if step is None and epoch_number is None:
+        values = {name: value for name, value in values.items() if _IS_RESULT.fullmatch(name)}
+        if not values:
+            return None
+    return Reading(
+        _format(line),
+        values,
+        step=step,
+        total=total,
+        in_epoch=in_epoch or (epoch is not None and total is not None),
+        epoch=epoch_number,
+        epochs=count(number(epoch[2] or "")) if epoch else None,
+    )
+
+
+def pairs(line: str) -> Iterator[tuple[str, float]]:
+    """Names and their numbers: ``loss=0.5``, ``'loss': '0.5'``, ``Loss 0.5``."""
+    if _KNOWN_END.search(line.lower()):
+        for match in _KNOWN.finditer(line):
+            yield _named(match[1]), float(match[2])
+    if "=" not in line and ":" not in line:
+        return
+    for match in _PAIR.finditer(line):
+        name = match["word"] or match["single"] or match["double"]
+        yield _named(name), float(match["value"])
+
+
+@lru_cache(1000)
+def _is_count(name: str) -> bool:
+    return COUNTS.fullmatch(name) is not None
+
+
+@lru_cache(1000)
+def _named(name: str) -> str:
+    return name.strip().replace(" ", "_")[:LONGEST_NAME]
+
+
+def _is_of_other_step(line: str, low: str) -> bool:
+    """Whether it tells a step of a loop that is not training; `low` is the line in lower case."""
+    may_be = "val" in low or "test" in low or "predict" in low
+    return may_be and _OTHER_STEP.search(line) is not None
+
+
+def _step(line: str, low: str) -> tuple[int | None, int | None, bool]:
+    """The step, the last one, and whether both count within the epoch."""
+    if "[" in line and (match := _IN_EPOCH.search(line)):
+        return int(match[1]), int(match[2]), True
+    if ("step" in low or "iter" in low) and (match := _STEP.search(line)):
+        total = int(match[3]) if match[3] else None
+        return int(match[2]), total, False
+    if ("batch" in low or "update" in low) and (match := _BATCH.search(line)):
+        return int(match[1]), int(match[2]), True
+    return None, None, False
+
+
+def _format(line: str) -> str:
+    """What prints such a line, where that is known."""
+    if line.startswith("{'") and ("'epoch'" in line or "'train_runtime'" in line):
+        return "Hugging Face Trainer"
+    if "[Rank 0] step=" in line or "RunningAvgSamplesPerSec" in line:
+        return "DeepSpeed"
+    return "text"
+
+
+POSITIONS = ("step", "total", "epoch", "epochs")
+"""Names that say where a run is, and no metric."""
+
+
+def compiled(patterns: Mapping[str, str]) -> dict[str, re.Pattern[str]]:
+    """The patterns that are valid: one regular expression with a group for each name."""
+    return {
+        name: re.compile(regex) for name, regex in patterns.items() if not pattern_problem(regex)
+    }
+
+
+def read_patterns(line: str, patterns: Mapping[str, re.Pattern[str]]) -> Reading | None:
+    """The numbers that the patterns find in a line; None where they find none."""
+    numbers = {}
+    for name, pattern in patterns.items():
+        match = pattern.search(line)
+        value = number(match[1] or "") if match else None
+        if value is not None:
+            numbers[name] = value
+    if not numbers:
+        return None
+    values = {name: value for name, value in numbers.items() if name not in POSITIONS}
+    return Reading(
+        "metrics of the job file",
+        values,
+        step=count(numbers.get("step")),
+        total=count(numbers.get("total")),
+        epoch=numbers.get("epoch"),
+        epochs=count(numbers.get("epochs")),
+    )
