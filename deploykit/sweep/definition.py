@@ -47,9 +47,6 @@ def define(file: SweepFile, request: Request) -> Defined:
     prepared = lifecycle.prepare(source, request.overrides, request.backend, None, pack=True)
     base = trial_job.base(prepared.plan)
     problems = [*spending.problems(file.sweep, base), *_problems_of_trials(file.sweep, base)]
-    if file.sweep.promote and not trial_job.resumes(base):
-        message = "requires `checkpoints` in the job file: later runs of a trial resume from there"
-        problems.append(Problem("promote", message))
     if any(problem.severity == "error" for problem in problems):
         raise JobFileError(str(file.source), problems)
     record = SweepRecord(

@@ -35,10 +35,10 @@ class Outcome(NamedTuple):
     """Whether the machines were the cause, so that another attempt may succeed."""
 
 
-def of(row: Run, objective: Objective, earlier: Sequence[float] = ()) -> Outcome:
-    """The outcome of a run that has ended; `earlier` are values of the runs that it resumes."""
+def of(row: Run, objective: Objective) -> Outcome:
+    """The outcome of a run that has ended."""
     if row.state == State.SUCCEEDED.value:
-        return _value(row, objective, earlier)
+        return _value(row, objective)
     if row.state == State.CANCELLED.value:
         return Outcome(reason=row.reason or "cancelled")
     cause = _cause(row)
@@ -55,10 +55,10 @@ def _cause(row: Run) -> str:
     return causes[0].rule.label if causes else ""
 
 
-def _value(row: Run, objective: Objective, earlier: Sequence[float]) -> Outcome:
+def _value(row: Run, objective: Objective) -> Outcome:
     read = RunMetrics(row)
     points = list(read.whole([glob.escape(objective.metric)]))
-    values = [*earlier, *(point.value for point in of_objective(points, objective))]
+    values = [point.value for point in of_objective(points, objective)]
     if not values:
         names = sorted({one.name for one in read.collection.series.values()})
         known = did_you_mean(objective.metric, names) or f"it has {', '.join(names) or 'none'}"

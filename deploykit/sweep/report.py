@@ -29,7 +29,6 @@ _MOST_LINES = 400
 _MOST_POINTS = 300
 _DECADES = 1000
 """From this ratio on, the axis of the objective is logarithmic."""
-_ENDS = {"pruned": ", stopped", "paused": ", paused"}
 _GOOD = 0.25
 """The share of trials that are drawn as good."""
 
@@ -112,7 +111,7 @@ def _curves(sweep: SweepSummary) -> Chart | None:
             every = (point for row in one.runs for point in RunMetrics(row).new())
             own = without_repeats(point for point in every if point.name == objective.metric)
             points = outcomes.of_objective(list(own), objective)
-            label = f"trial {one.number}{_ENDS.get(one.state, '')}"
+            label = f"trial {one.number}{', stopped' if one.state == 'pruned' else ''}"
             curves.append(Curve(label, _pairs(points)))
     known = [curve for curve in curves if len(curve.points) > 1]
     return (

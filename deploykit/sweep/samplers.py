@@ -6,13 +6,12 @@ controller that was started again chooses as the first one would have.
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from optuna.distributions import (
     BaseDistribution,
@@ -30,9 +29,9 @@ from optuna.pruners import (
 )
 from optuna.samplers import BaseSampler, CmaEsSampler, TPESampler
 from optuna.study import Study
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import FrozenTrial, Trial
 
-from deploykit.sweep import promotion, space
+from deploykit.sweep import space
 from deploykit.sweep.model import Parameter, Sweep
 
 _LARGEST_SEED = 2**32
@@ -75,7 +74,7 @@ def sampler(sweep: Sweep, number: int) -> BaseSampler:
         warnings.simplefilter("ignore", ExperimentalWarning)
         if sweep.sampler == "cma-es":
             return CmaEsSampler(seed=seed, warn_independent_sampling=False)
-        return (_Promoting if sweep.promote else TPESampler)(seed=seed, constant_liar=True)
+        return TPESampler(seed=seed, constant_liar=True)
 
 
 def is_pointwise(sweep: Sweep) -> bool:
@@ -86,8 +85,6 @@ def is_pointwise(sweep: Sweep) -> bool:
 def pruner(sweep: Sweep) -> BasePruner:
     """The pruner of a sweep."""
     least, factor = sweep.min_steps, sweep.reduction
-    if sweep.promote:  # `promotion.Ladder` decides
-        return NopPruner()
     if sweep.pruner == "asha":
         return SuccessiveHalvingPruner(min_resource=least, reduction_factor=factor)
     if sweep.pruner == "hyperband":
@@ -96,65 +93,6 @@ def pruner(sweep: Sweep) -> BasePruner:
     if sweep.pruner == "median":
         return MedianPruner(n_startup_trials=5, n_warmup_steps=least)
     return NopPruner()
-
-
-class _Promoting(TPESampler):
-    """Takes paused trials for what they are worth: as ended at their rung, not as running."""
-
-    def infer_relative_search_space(
-        self, study: Study, trial: FrozenTrial
-    ) -> dict[str, BaseDistribution]:
-        """The parameters that are chosen together."""
-        return super().infer_relative_search_space(_with_pauses(study), trial)
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        """Their values."""
-        return super().sample_relative(_with_pauses(study), trial, search_space)
-
-    def sample_independent(
-        self,
-        study: Study,
-        trial: FrozenTrial,
-        param_name: str,
-        param_distribution: BaseDistribution,
-    ) -> Any:
-        """The value of one parameter."""
-        known = _with_pauses(study)
-        return super().sample_independent(known, trial, param_name, param_distribution)
-
-
-def _with_pauses(study: Study) -> Study:
-    return cast(Study, _PausedAsPruned(study))
-
-
-class _PausedAsPruned:
-    """A study whose paused trials look pruned; otherwise the study itself."""
-
-    def __init__(self, study: Study) -> None:
-        self._study = study
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._study, name)
-
-    def _get_trials(
-        self,
-        deepcopy: bool = True,  # noqa: FBT001, FBT002 - Optuna's
-        states: Any = None,
-        use_cache: bool = False,  # noqa: FBT001, FBT002
-    ) -> list[FrozenTrial]:
-        every = self._study._get_trials(deepcopy, None, use_cache)  # noqa: SLF001
-        return [one for one in map(_seen, every) if states is None or one.state in states]
-
-
-def _seen(trial: FrozenTrial) -> FrozenTrial:
-    """The trial, as pruned if it is paused."""
-    if trial.state is not TrialState.RUNNING or not promotion.is_paused(trial.user_attrs):
-        return trial
-    shown = copy.copy(trial)
-    shown.state = TrialState.PRUNED
-    return shown
 
 
 Point = Callable[[str, BaseDistribution], str]

@@ -89,9 +89,8 @@ def _too_little(sweep: Sweep, cap: Money, most: Decimal | None) -> list[Problem]
     if most is None:
         message = "cannot be enforced: the cost of a run has no upper bound"
         return [Problem("max_cost", message, "set a time limit, or max_cost and stop_at_cap")]
-    runs = sweep.repeat + sweep.promote  # a trial that has paused needs a second run
-    if runs * most > cap.amount:
-        each = money.text(runs * most, cap.currency)
+    if sweep.repeat * most > cap.amount:
+        each = money.text(sweep.repeat * most, cap.currency)
         hint = "raise it, lower the time limit or the restarts, or set stop_at_cap in the job"
         return [Problem("max_cost", f"{cap} is less than one trial may cost, {each}", hint)]
     return []

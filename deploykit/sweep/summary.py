@@ -15,7 +15,6 @@ from deploykit.run.registry import Run
 from deploykit.sweep import (
     controller,
     journal,
-    promotion,
     samplers,
     space,
     spending,
@@ -40,11 +39,11 @@ class TrialSummary:
 
     number: int
     state: str
-    """``running``, ``paused``, ``succeeded``, ``pruned`` or ``failed``."""
+    """``running``, ``succeeded``, ``pruned`` or ``failed``."""
     values: Mapping[str, str]
     """Of its parameters, as its script got them."""
     value: float | None
-    """Of the objective; of a pruned or paused trial the last one that was reported."""
+    """Of the objective; of a pruned trial the last one that was reported."""
     reason: str
     runs: Sequence[Run]
     """Those of all attempts."""
@@ -85,7 +84,7 @@ class SweepSummary:
     @property
     def state(self) -> str:
         """``running``, ``stopping``, ``stopped``, ``finished``, ``capped`` or ``interrupted``."""
-        going = any(trial.state in {"running", "paused"} for trial in self.trials)
+        going = any(trial.state == "running" for trial in self.trials)
         if self.controlled:
             return "stopping" if self.record.stopping else "running"
         if not going and len(self.trials) >= self.total:
@@ -106,8 +105,8 @@ class SweepSummary:
 
     @property
     def pruned(self) -> list[TrialSummary]:
-        """The trials that were stopped early or paused, by their last value, the best first."""
-        return self._ranked("pruned", "paused")
+        """The trials that were stopped early, by their last value, the best first."""
+        return self._ranked("pruned")
 
     def _ranked(self, *states: str) -> list[TrialSummary]:
         chosen = [trial for trial in self.trials if trial.state in states]
@@ -184,14 +183,9 @@ def _trial(record: SweepRecord, trial: FrozenTrial, rows: Sequence[Run]) -> Tria
     values = samplers.values(record.sweep, trial.params)
     value = trial.value if trial.state is TrialState.COMPLETE else None
     state, reason = _STATES[trial.state], str(trial.user_attrs.get(trials.REASON, ""))
-    repeated = trials.repeated(trial.user_attrs)
     if trial.state is TrialState.PRUNED:
         reason = f"stopped early at step {trial.user_attrs.get(trials.PRUNED)}"
         value = trial.intermediate_values.get(trial.last_step or 0)
-    if state == "running" and promotion.is_paused(trial.user_attrs):
-        state, reason = "paused", f"paused at step {trial.last_step}"
-        value = trial.intermediate_values.get(trial.last_step or 0)
     interval = spread.of(trial.user_attrs.get(trials.RESULTS, ()))
     cost = trials.cost(trial) if trial.state.is_finished() else spending.total(rows)
-    reason = "; ".join(filter(None, (reason, repeated)))
     return TrialSummary(trial.number, state, values, value, reason, rows, interval, cost)

@@ -104,11 +104,6 @@ def _checkpoints(base: Base, run: str, first: str) -> str | None:
     return str(paths.run_folder(first) / "checkpoints")
 
 
-def resumes(base: Base) -> bool:
-    """Whether a later attempt of a trial finds the checkpoints of the first."""
-    return base.job.checkpoints is not None or _sees_run_folders(base)
-
-
 def _sees_run_folders(base: Base) -> bool:
     engine = backend.find(base.backend)
     return isinstance(engine, capabilities.Launch) and not any(engine.check_function(base.options))

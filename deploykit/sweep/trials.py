@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import ROUND_UP, Decimal
 from statistics import fmean
-from typing import Any
 
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
@@ -18,13 +17,13 @@ from deploykit.observe.metrics.points import Point
 from deploykit.run import registry
 from deploykit.run.metrics import RunMetrics
 from deploykit.run.registry import Run
-from deploykit.sweep import outcomes, promotion, samplers, space
+from deploykit.sweep import outcomes, samplers, space
 from deploykit.sweep.folder import SweepRecord, run_id
 from deploykit.sweep.outcomes import Outcome
 from deploykit.sweep.space import Values
 
 ATTEMPT, STOPPED, SLOT, PRUNED, REASON = "attempt", "stopped", "slot", "pruned", "reason"
-RESULTS, COST, CHARGED, RESTED, REPEATED = "values", "cost", "charged", "rested", "repeated"
+RESULTS, COST, CHARGED = "values", "cost", "charged"
 """Attributes of a trial in the journal; the first three with the number of the repeat behind."""
 _DIGITS = Decimal("1e-9")
 
@@ -100,41 +99,9 @@ class Live:
         """Whether it was stopped early."""
         return PRUNED in self.trial.user_attrs
 
-    @property
-    def rung(self) -> int | None:
-        """The rung that it may train to; None: to its end."""
-        return promotion.rung(self.trial.user_attrs)
-
-    @property
-    def paused(self) -> bool:
-        """Whether it waits at its rung, or its run is being stopped there."""
-        return promotion.is_paused(self.trial.user_attrs)
-
-    def pause(self) -> None:
-        """Note that its run is to be stopped at its rung, before it is."""
-        self.trial.set_user_attr(promotion.PAUSED, self.rung)
-
-    def climb(self, rung: int | None) -> None:
-        """Let it train to another rung, or with None to its end."""
-        self.trial.set_user_attr(promotion.RUNG, rung)
-
-    def rest(self) -> None:
-        """Free the slot of a paused trial whose run has ended, and record its last step."""
-        self.trial.set_user_attr(RESTED, self.last_step)
-        for repeat in self.repeats:
-            self.trial.set_user_attr(f"{SLOT} {repeat}", None)
-
-    def give_up(self) -> None:
-        """Note that a paused trial goes on no more."""
-        self.trial.set_user_attr(PRUNED, self.last_step)
-
     def outcome(self, row: Run) -> Outcome:
-        """What became of its run, which may have had no step left to train when it resumed."""
-        objective, earlier = self.record.sweep.objective, []
-        if self.attempt(0) and self.record.sweep.promote:
-            steps = self._frozen.intermediate_values
-            earlier = [steps[step] for step in sorted(steps)]
-        return outcomes.of(row, objective, earlier)
+        """What became of its run."""
+        return outcomes.of(row, self.record.sweep.objective)
 
     def should_stop_early(self, row: Run) -> bool:
         """Report what its run has reported since the last time; whether the pruner ends it.
@@ -146,20 +113,12 @@ class Live:
         for point in outcomes.of_objective(self._new_points(row), self.record.sweep.objective):
             last = self.last_step
             step = last + 1 if point.step is None else point.step
-            if step <= self.trial.user_attrs.get(RESTED, -1):
-                self._note_repeated(step)
             if step > last:
                 self.trial.report(point.value, step)
                 if self.trial.should_prune() and not over:
                     self.trial.set_user_attr(PRUNED, step)
                     return True
         return False
-
-    def _note_repeated(self, step: int) -> None:
-        """Count the steps from `step` on, which were trained before the trial paused."""
-        known, rested = self.trial.user_attrs.get(REPEATED, 0), self.trial.user_attrs[RESTED]
-        self.trial.set_user_attr(RESTED, -1)
-        self.trial.set_user_attr(REPEATED, known + rested - step + 1)
 
     def _new_points(self, row: Run) -> list[Point]:
         if self.reader is None:
@@ -232,12 +191,6 @@ def runs(record: SweepRecord, frozen: FrozenTrial) -> Iterator[str]:
         seed = repeat if sweep.repeat > 1 else None
         for attempt in range(int(frozen.user_attrs.get(f"{ATTEMPT} {repeat}", 0)) + 1):
             yield run_id(record.id, frozen.number, seed, attempt)
-
-
-def repeated(attributes: Mapping[str, Any]) -> str:
-    """How many steps a trial has trained again after it paused, in words; empty for none."""
-    steps = attributes.get(REPEATED, 0)
-    return f"trained {steps} steps again after a pause" if steps else ""
 
 
 def cost(frozen: FrozenTrial) -> Money | None:
