@@ -12,7 +12,7 @@ from deploykit.lib.version import __version__
 from deploykit.observe.report import chart, coordinates, markup, page
 from deploykit.observe.report.markup import Markup
 from deploykit.run.registry import now
-from deploykit.sweep import report, space, spending
+from deploykit.sweep import report, space, trial_job
 from deploykit.sweep.folder import SweepRecord
 from deploykit.sweep.model import Parameter
 from deploykit.sweep.report import SweepReport
@@ -150,7 +150,7 @@ def _money(one: SweepSummary) -> Iterator[Markup]:
     rows = []
     for state, count in sorted(one.counts.items()):
         of_state = (trial.cost for trial in one.trials if trial.state == state)
-        cost = spending.sum_of(amount for amount in of_state if amount is not None)
+        cost = trial_job.sum_of(amount for amount in of_state if amount is not None)
         rows.append([state, str(count), "-" if cost is None else str(cost)])
     yield markup.table(["trials", "count", "cost"], rows)
 

@@ -26,10 +26,9 @@ from deploykit.run import array as run_array
 from deploykit.run import lifecycle
 from deploykit.run import state as run_state
 from deploykit.run.registry import Run
-from deploykit.sweep import samplers, space, spending, trial_job, trials
+from deploykit.sweep import samplers, space, trial_job, trials
 from deploykit.sweep.folder import SweepRecord
-from deploykit.sweep.spending import Budget
-from deploykit.sweep.trial_job import Base
+from deploykit.sweep.trial_job import Base, Budget
 from deploykit.sweep.trials import Live
 
 _POLL = (0.1, 5.0)
@@ -104,12 +103,13 @@ class Controller:
 
     def _recover(self) -> None:
         """Take up what earlier controllers have left."""
-        self.budget = spending.budget(self.record.sweep, self.base)
+        self.budget = trial_job.budget(self.record.sweep, self.base)
         self.slots = trial_job.slots(self.base)
         if samplers.is_pointwise(self.record.sweep) and not self._prunes:
             self._array = trial_job.largest_array(self.base)  # no trial depends on others
         self._last = space.trials(self.record.sweep)
-        known = self.study.get_trials(deepcopy=False)
+        begun = [state for state in TrialState if state is not TrialState.WAITING]
+        known = self.study.get_trials(deepcopy=False, states=begun)
         self._number = len(known)
         self.live = trials.unfinished(self.record, self.study)
         over = [trial for trial in known if trial.state is not TrialState.RUNNING]
@@ -152,13 +152,13 @@ class Controller:
         if self._prunes and not live.pruned:
             live.should_stop_early(row)
         if live.is_stopped(repeat) and row.state != State.SUCCEEDED.value:
-            live.again(repeat)
+            live.retry(repeat)
             return
         outcome = live.outcome(row)
         attempts = live.attempt(repeat) + 1
         if outcome.lost and attempts <= self.record.sweep.retries and not live.pruned:
             self.tell(f"trial {live.number}: {row.run} {outcome.reason}; it is started again")
-            live.again(repeat)
+            live.retry(repeat)
             return
         live.results[repeat] = outcome
 
@@ -194,7 +194,7 @@ class Controller:
         rows = list(trials.rows(ids).values())
         charged = self.budget.committed(rows)
         self._ended += charged
-        live.keep_cost(spending.total(rows), charged)
+        live.keep_cost(trial_job.total(rows), charged)
         settings = " ".join(f"{name}={value}" for name, value in live.values.items())
         end = live.tell(self.study)
         self.tell(f"trial {live.number}: {end} ({settings})")
@@ -285,7 +285,7 @@ class Controller:
         if self.slots:
             if live.slot(repeat) is None:
                 taken = {one.slot(other) for one in self.live for other in one.open}
-                live.take(repeat, min(set(range(len(self.slots))) - taken))
+                live.assign_slot(repeat, min(set(range(len(self.slots))) - taken))
             passed.env.update(self.slots[(live.slot(repeat) or 0) % len(self.slots)])
         return passed
 

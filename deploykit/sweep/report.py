@@ -15,7 +15,7 @@ from deploykit.observe.metrics.series import without_repeats
 from deploykit.observe.report.chart import COLORS, Chart, Curve, short, thin, ticks
 from deploykit.observe.report.coordinates import Axis, Path
 from deploykit.run.metrics import RunMetrics
-from deploykit.sweep import journal, outcomes, space, summary
+from deploykit.sweep import folder, space, summary, trials
 from deploykit.sweep.folder import SweepRecord
 from deploykit.sweep.model import Parameter
 from deploykit.sweep.summary import SweepSummary, TrialSummary
@@ -67,7 +67,7 @@ def of(record: SweepRecord) -> SweepReport:
 
 def _importance(record: SweepRecord, trials: int) -> dict[str, float]:
     """How much each parameter decides whether a trial is among the best."""
-    study = journal.read(record)
+    study = folder.open_study(record)
     if study is None or trials < LEAST or len(record.sweep.parameters) < 2:  # noqa: PLR2004
         return {}
     import optuna
@@ -110,7 +110,7 @@ def _curves(sweep: SweepSummary) -> Chart | None:
         if one.runs:
             every = (point for row in one.runs for point in RunMetrics(row).new())
             own = without_repeats(point for point in every if point.name == objective.metric)
-            points = outcomes.of_objective(list(own), objective)
+            points = trials.of_objective(list(own), objective)
             label = f"trial {one.number}{', stopped' if one.state == 'pruned' else ''}"
             curves.append(Curve(label, _pairs(points)))
     known = [curve for curve in curves if len(curve.points) > 1]
