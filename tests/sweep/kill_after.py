@@ -25,7 +25,7 @@ def main() -> int:
             return
         path = frame.f_code.co_filename
         if path.endswith(("sweep/folder.py", "sweep/trial_job.py")):
-            begun = begun or frame.f_code.co_name in {"study", "define"}
+            begun = begun or frame.f_code.co_name in {"require_optuna", "study", "define"}
         if begun and (path.startswith(ours) or "/optuna/" in path):
             left -= 1
             if left <= 0:
