@@ -26,10 +26,10 @@ from deploykit.lib import paths as files
 from deploykit.lib import shell
 from deploykit.lib.errors import DeploykitError, NotFound, RunFailed, TryAgain, UsageError
 from deploykit.run import lifecycle
-from deploykit.sweep import definition, file, folder, journal, space, trial_job
-from deploykit.sweep.definition import Request
+from deploykit.sweep import file, folder, space, trial_job
 from deploykit.sweep.file import SweepFile
 from deploykit.sweep.folder import SweepRecord
+from deploykit.sweep.trial_job import Request
 
 if TYPE_CHECKING:
     from deploykit.sweep.summary import SweepSummary
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     """Do what `action` says."""
     args.action, args.name = _chosen(args)
     _refuse_others(args)
-    journal.require()
+    folder.require_optuna()
     return _RUN[args.action](args)
 
 
@@ -144,9 +144,9 @@ def _refuse_others(args: argparse.Namespace) -> None:
 
 def _start(args: argparse.Namespace) -> int:
     request = Request(tuple(args.set or ()), args.backend, args.sweep)
-    defined = definition.define(_file(args), request)
+    defined = trial_job.define(_file(args), request)
     output.warnings(defined.warnings)
-    definition.keep(defined)
+    trial_job.keep(defined)
     return _control(defined.record, args)
 
 
@@ -197,7 +197,7 @@ def _follow(record: SweepRecord) -> None:
     with folder.controlling(record), trial_job.of(record) as base:
         trials = space.trials(record.sweep)
         output.note(f"{record.id}: {trials} trials, {record.sweep.parallel} at a time")
-        Controller(record, journal.write(record), base, output.note).run()
+        Controller(record, folder.study(record), base, output.note).run()
 
 
 def _end(record: SweepRecord, *, as_json: bool) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from deploykit.cli import output, report_page
 from deploykit.lib import shell
 from deploykit.observe import charts
-from deploykit.sweep import report, space, spending
+from deploykit.sweep import report, space, trial_job
 from deploykit.sweep.folder import SweepRecord
 from deploykit.sweep.model import Parameter
 from deploykit.sweep.report import SweepReport
@@ -123,7 +123,7 @@ def _costs(one: SweepSummary) -> Iterator[list[str]]:
         return
     for state, count in sorted(one.counts.items()):
         of_state = (trial.cost for trial in one.trials if trial.state == state)
-        cost = spending.sum_of(amount for amount in of_state if amount is not None)
+        cost = trial_job.sum_of(amount for amount in of_state if amount is not None)
         yield [state, str(count), "-" if cost is None else str(cost)]
 
 

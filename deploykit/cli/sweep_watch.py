@@ -24,7 +24,6 @@ _CURVE = 12
 """Columns of the curve of the loss."""
 _NEWEST = 8
 """Trials that have ended which are shown."""
-_OPEN = ("running", "paused")
 _HEADINGS = ("trial", "run", "state", "at", "left", "loss", "", "parameters")
 _FOOTER = "Ctrl-C closes this page; the sweep continues"
 
@@ -133,7 +132,7 @@ def _lines(view: _View) -> Iterator[str]:
     if view.going:
         yield ""
         yield from _columns([_HEADINGS, *map(_cells, view.going)])
-    ended = [one for one in view.sweep.trials if one.state not in _OPEN][-_NEWEST:]
+    ended = [one for one in view.sweep.trials if one.state != "running"][-_NEWEST:]
     if ended:
         yield ""
         metric = view.sweep.record.sweep.objective.metric

@@ -26,11 +26,9 @@ from deploykit.run import array as run_array
 from deploykit.run import lifecycle
 from deploykit.run import state as run_state
 from deploykit.run.registry import Run
-from deploykit.sweep import samplers, space, spending, trial_job, trials
+from deploykit.sweep import samplers, space, trial_job, trials
 from deploykit.sweep.folder import SweepRecord
-from deploykit.sweep.promotion import Ladder
-from deploykit.sweep.spending import Budget
-from deploykit.sweep.trial_job import Base
+from deploykit.sweep.trial_job import Base, Budget
 from deploykit.sweep.trials import Live
 
 _POLL = (0.1, 5.0)
@@ -55,10 +53,6 @@ class Controller:
     """Called with a line for each thing that happens."""
     budget: Budget = field(default_factory=Budget)
     live: list[Live] = field(default_factory=list)
-    paused: list[Live] = field(default_factory=list)
-    """Trials without a run, which may go on later."""
-    ladder: Ladder | None = None
-    """Decides which trials pause, and go on; None where none does."""
     slots: Sequence[Mapping[str, str]] = ()
     """Variables of each slot; none where slots do not differ."""
     _ended: Decimal = Decimal(0)
@@ -89,9 +83,7 @@ class Controller:
                 pause = max(pause, min(_IDLE * (time.process_time() - began), longest))
             self._sleep(pause)
             began = time.process_time()
-        if not (self.live or self.paused) and (
-            self._number >= self._last or not self.record.stopping
-        ):
+        if not self.live and (self._number >= self._last or not self.record.stopping):
             self.record.finish()
 
     @property
@@ -111,14 +103,13 @@ class Controller:
 
     def _recover(self) -> None:
         """Take up what earlier controllers have left."""
-        self.budget = spending.budget(self.record.sweep, self.base)
+        self.budget = trial_job.budget(self.record.sweep, self.base)
         self.slots = trial_job.slots(self.base)
         if samplers.is_pointwise(self.record.sweep) and not self._prunes:
             self._array = trial_job.largest_array(self.base)  # no trial depends on others
         self._last = space.trials(self.record.sweep)
-        if self.record.sweep.promote:
-            self.ladder = Ladder(self.record.sweep, self.study)
-        known = self.study.get_trials(deepcopy=False)
+        begun = [state for state in TrialState if state is not TrialState.WAITING]
+        known = self.study.get_trials(deepcopy=False, states=begun)
         self._number = len(known)
         self.live = trials.unfinished(self.record, self.study)
         over = [trial for trial in known if trial.state is not TrialState.RUNNING]
@@ -133,7 +124,6 @@ class Controller:
         for live in list(self.live):
             self._follow(live, rows)
         self._begin()
-        self._conclude()
         self._submit_all(rows)
         return bool(self.live)
 
@@ -155,51 +145,28 @@ class Controller:
         if not live.open:
             self.live.remove(live)
             self._finish(live)
-        elif live.paused and live.run(0) not in rows:
-            self.live.remove(live)
-            self._rest(live)
 
     def _settle(self, live: Live, repeat: int, row: Run) -> None:
         """Keep the outcome of a run that has ended, or begin another attempt."""
         self._changed = True
         if self._prunes and not live.pruned:
             live.should_stop_early(row)
-        if (live.is_stopped(repeat) or live.paused) and row.state != State.SUCCEEDED.value:
-            live.again(repeat)
+        if live.is_stopped(repeat) and row.state != State.SUCCEEDED.value:
+            live.retry(repeat)
             return
         outcome = live.outcome(row)
         attempts = live.attempt(repeat) + 1
         if outcome.lost and attempts <= self.record.sweep.retries and not live.pruned:
             self.tell(f"trial {live.number}: {row.run} {outcome.reason}; it is started again")
-            live.again(repeat)
+            live.retry(repeat)
             return
         live.results[repeat] = outcome
 
     def _prune(self, live: Live, row: Run) -> None:
-        """Cancel a run that the pruner ends, or that pauses."""
-        if not self._prunes:
-            return
-        if live.pruned or live.paused or live.should_stop_early(row) or self._pauses(live):
+        """Cancel a run that the pruner ends."""
+        if self._prunes and (live.pruned or live.should_stop_early(row)):
             self._changed = True
             self._cancel(live, row)
-
-    def _pauses(self, live: Live) -> bool:
-        """Whether a trial has reached its rung, and pauses there."""
-        while self.ladder and live.rung is not None:
-            if live.last_step < self.ladder.steps(live.rung):
-                break
-            if not self.ladder.is_among_the_best(live.number, live.rung):
-                live.pause()
-                return True
-            live.climb(live.rung + 1)
-        return False
-
-    def _rest(self, live: Live) -> None:
-        """Keep a paused trial, whose run has ended, until it may go on."""
-        self._changed = True
-        live.rest()
-        self.paused.append(live)
-        self.tell(f"trial {live.number}: paused at step {live.last_step}{_repeated(live)}")
 
     @property
     def _limit(self) -> int:
@@ -227,65 +194,27 @@ class Controller:
         rows = list(trials.rows(ids).values())
         charged = self.budget.committed(rows)
         self._ended += charged
-        live.keep_cost(spending.total(rows), charged)
+        live.keep_cost(trial_job.total(rows), charged)
         settings = " ".join(f"{name}={value}" for name, value in live.values.items())
         end = live.tell(self.study)
-        self.tell(f"trial {live.number}: {end} ({settings}){_repeated(live)}")
+        self.tell(f"trial {live.number}: {end} ({settings})")
 
     def _begin(self) -> None:
-        """Begin trials, or let paused ones go on, while there are slots and money for them."""
+        """Begin trials while there are slots and money for them."""
         sweep, busy, committed = self.record.sweep, self._busy(), self._committed()
         most = max(self._limit, self._array)
-        while busy < most:
-            promoted = self._promotable()
-            if promoted is None and self._number >= self._last:
-                return
-            if not self.budget.allows(committed, sweep.repeat + self._reserved):
+        while busy < most and self._number < self._last:
+            if not self.budget.allows(committed, sweep.repeat):
                 self._say_once(
                     f"no more trials start: the next could exceed max_cost, {self.budget.cap}"
                 )
                 if not self.live:
                     self.study.set_user_attr(CAPPED, True)
                 return
-            if promoted is None:
-                self.live.append(trials.begin(self.record, self.study, self._number))
-                self._number += 1
-            else:
-                self._promote(promoted, (promoted.rung or 0) + 1)
+            self.live.append(trials.begin(self.record, self.study, self._number))
+            self._number += 1
             busy, committed = busy + sweep.repeat, committed + sweep.repeat * self.budget.worst
             self._changed = True
-
-    def _promotable(self) -> Live | None:
-        """The paused trial that goes on before a new one begins; None: none may."""
-        number = self.ladder.next() if self.ladder and self.paused else None
-        return next((live for live in self.paused if live.number == number), None)
-
-    def _promote(self, live: Live, rung: int | None) -> None:
-        """Let a paused trial go on to a rung, or with None to its end."""
-        live.climb(rung)
-        self.paused.remove(live)
-        self.live.append(live)
-        to = f"{self.ladder.steps(rung)} steps" if self.ladder and rung is not None else "its end"
-        self.tell(f"trial {live.number}: goes on to {to}")
-
-    @property
-    def _reserved(self) -> int:
-        """Runs that must remain possible, so that one trial can get to its end."""
-        return int(self.ladder is not None and not self.ladder.has_ended)
-
-    def _conclude(self) -> None:
-        """Where nothing else can run, let the best paused trial go on to its end, and no other."""
-        if self.live or not self.paused or self.ladder is None:
-            return
-        number = self.ladder.finalist()
-        finalist = next((live for live in self.paused if live.number == number), None)
-        if finalist and self.budget.allows(self._committed(), 1):
-            self._promote(finalist, None)
-            return
-        for live in self.paused:
-            live.give_up()
-            self._finish(live)
-        self.paused.clear()
 
     def _busy(self) -> int:
         """Slots that are taken, by runs."""
@@ -295,7 +224,7 @@ class Controller:
         """What all runs have cost, those that have not ended at their worst."""
         past = [
             live.run(repeat, attempt)
-            for live in [*self.live, *self.paused]
+            for live in self.live
             for repeat in live.repeats
             for attempt in range(live.attempt(repeat) + (repeat in live.results))
         ]
@@ -356,7 +285,7 @@ class Controller:
         if self.slots:
             if live.slot(repeat) is None:
                 taken = {one.slot(other) for one in self.live for other in one.open}
-                live.take(repeat, min(set(range(len(self.slots))) - taken))
+                live.assign_slot(repeat, min(set(range(len(self.slots))) - taken))
             passed.env.update(self.slots[(live.slot(repeat) or 0) % len(self.slots)])
         return passed
 
@@ -387,11 +316,6 @@ class Controller:
         if text != self._said:
             self._said = text
             self.tell(text)
-
-
-def _repeated(live: Live) -> str:
-    steps = trials.repeated(live.trial.user_attrs)
-    return f"; {steps}" if steps else ""
 
 
 def _is_over(row: Run) -> bool:

@@ -180,11 +180,6 @@ def _check_search(sweep: Sweep) -> Iterator[Problem]:
         yield Problem("sampler", message, "sampler: tpe")
     if sweep.pruner == "hyperband" and sweep.max_steps is None:
         yield Problem("max_steps", "is required for `hyperband`", "the steps of a complete trial")
-    if sweep.promote and sweep.pruner != "asha":
-        yield Problem("promote", "applies to `asha` only", "pruner: asha")
-    if sweep.promote and sweep.sampler == "cma-es":
-        message = "cannot be combined with `cma-es`, which learns from complete trials only"
-        yield Problem("promote", message, "sampler: tpe")
 
 
 def _check_grid(sweep: Sweep) -> Iterator[Problem]:

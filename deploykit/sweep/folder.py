@@ -1,26 +1,34 @@
-"""What this machine keeps of a sweep: its definition, its job, its journal, and its lock."""
+"""What this machine keeps of a sweep: its definition, its job, its journal, and its lock.
+
+The journal of the trials is Optuna's, one file without a server.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib.util
 import json
+import os
 import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from deploykit.job.decode import Malformed, as_data, decode, read_json
 from deploykit.job.spelling import UNKNOWN_KEY
 from deploykit.lib import paths
-from deploykit.lib.errors import NotFound, TryAgain, UsageError
+from deploykit.lib.errors import BackendUnavailable, NotFound, TryAgain, UsageError
 from deploykit.lib.version import __version__
 from deploykit.run import registry, storage
 from deploykit.run.rerun import UPGRADE
 from deploykit.sweep.model import SWEEP, Sweep
+
+if TYPE_CHECKING:
+    from optuna.study import Study
 
 _ALPHABET = "23456789abcdefghjkmnpqrstvwxyz"
 _RANDOM = 6
@@ -241,3 +249,75 @@ def run_id(sweep: str, number: int, repeat: int | None = None, attempt: int = 0)
     seed = "" if repeat is None else f"-s{repeat}"
     again = f"-r{attempt}" if attempt else ""
     return registry.checked_id(f"{sweep}-{number}{seed}{again}")
+
+
+_NAME = "deploykit"
+_DAMAGED = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+"""What Optuna raises for a journal that is not one of its own."""
+
+
+def require_optuna() -> None:
+    """Raise BackendUnavailable where Optuna is not installed."""
+    if importlib.util.find_spec("optuna") is None:
+        hint = "pip install 'deploykit[sweep]'"
+        raise BackendUnavailable("sweeps need Optuna, which is not installed", hint=hint)
+
+
+def study(record: SweepRecord) -> Study:
+    """The study of a sweep that this process controls; made where there is none."""
+    paths.touch(record.journal)
+    _drop_incomplete_line(record.journal)
+    return _open(record, _OnlyWriter())
+
+
+def open_study(record: SweepRecord) -> Study | None:
+    """The study of a sweep, to be looked at; None before its first trial."""
+    if not record.journal.exists() or not record.journal.stat().st_size:
+        return None
+    return _open(record, None)
+
+
+def _open(record: SweepRecord, lock: Any) -> Study:
+    require_optuna()
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    from deploykit.sweep import samplers
+
+    try:
+        storage = JournalStorage(JournalFileBackend(str(record.journal), lock))
+        return optuna.create_study(
+            study_name=_NAME,
+            storage=storage,
+            direction=record.sweep.objective.direction,
+            pruner=samplers.pruner(record.sweep),
+            load_if_exists=True,
+        )
+    except _DAMAGED as error:
+        raise NotFound(
+            f"{record.journal} is not a journal that Optuna {optuna.__version__} can read: "
+            f"{type(error).__name__}: {error}",
+            hint="its runs are in `deploykit list`; start a new sweep",
+        ) from error
+
+
+def _drop_incomplete_line(path: Path) -> None:
+    """Cut off what a machine that failed has written of a last line: Optuna would refuse it."""
+    with path.open("rb+") as file, contextlib.suppress(OSError):
+        content = file.read()
+        end = content.rfind(b"\n") + 1
+        if end < len(content):
+            file.truncate(end)
+            os.fsync(file.fileno())
+
+
+class _OnlyWriter:
+    """No lock: the sweep's own is held, and unlike Optuna's it ends with the process."""
+
+    def acquire(self) -> bool:
+        """Nothing to wait for."""
+        return True
+
+    def release(self) -> None:
+        """Nothing to release."""

@@ -110,13 +110,6 @@ class Sweep:
         Help("`asha` and `hyperband` keep one of this many trials at each rung."),
         Bounds(2, 100),
     ] = 3
-    promote: Annotated[
-        bool,
-        Help(
-            "Pause a trial that `asha` does not keep, and resume it from its checkpoint once it is "
-            "among the best of its rung."
-        ),
-    ] = False
     seed: Annotated[int, Help("Seed of the sampler."), Bounds(0, 2**31 - 1)] = 0
     retries: Annotated[
         int,

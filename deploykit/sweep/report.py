@@ -25,7 +25,7 @@ from deploykit.observe.charts import (
 from deploykit.observe.metrics.points import Point
 from deploykit.observe.metrics.series import without_repeats
 from deploykit.run.metrics import RunMetrics
-from deploykit.sweep import journal, outcomes, space, summary
+from deploykit.sweep import folder, space, summary, trials
 from deploykit.sweep.folder import SweepRecord
 from deploykit.sweep.model import Parameter
 from deploykit.sweep.summary import SweepSummary, TrialSummary
@@ -37,7 +37,6 @@ _TOP, _TOP_TRIALS = 0.1, 5
 _MOST_AXES = 9
 _MOST_LINES = 400
 _MOST_POINTS = 300
-_ENDS = {"pruned": ", stopped", "paused": ", paused"}
 _GOOD = 0.25
 """The share of trials that are drawn as good."""
 
@@ -77,7 +76,7 @@ def of(record: SweepRecord) -> SweepReport:
 
 def _importance(record: SweepRecord, trials: int) -> dict[str, float]:
     """How much each parameter decides whether a trial is among the best."""
-    study = journal.read(record)
+    study = folder.open_study(record)
     if study is None or trials < LEAST or len(record.sweep.parameters) < 2:  # noqa: PLR2004
         return {}
     import optuna
@@ -120,8 +119,8 @@ def _curves(sweep: SweepSummary) -> Chart | None:
         if one.runs:
             every = (point for row in one.runs for point in RunMetrics(row).new())
             own = without_repeats(point for point in every if point.name == objective.metric)
-            points = outcomes.of_objective(list(own), objective)
-            label = f"trial {one.number}{_ENDS.get(one.state, '')}"
+            points = trials.of_objective(list(own), objective)
+            label = f"trial {one.number}{', stopped' if one.state == 'pruned' else ''}"
             curves.append(Curve(label, _pairs(points)))
     known = [curve for curve in curves if len(curve.points) > 1]
     return (

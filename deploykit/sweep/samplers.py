@@ -6,20 +6,13 @@ controller that was started again chooses as the first one would have.
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
 from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import (
     BasePruner,
@@ -28,11 +21,10 @@ from optuna.pruners import (
     NopPruner,
     SuccessiveHalvingPruner,
 )
-from optuna.samplers import BaseSampler, CmaEsSampler, TPESampler
-from optuna.study import Study
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.samplers import BaseSampler, CmaEsSampler, RandomSampler, TPESampler
+from optuna.trial import Trial
 
-from deploykit.sweep import promotion, space
+from deploykit.sweep import space
 from deploykit.sweep.model import Parameter, Sweep
 
 _LARGEST_SEED = 2**32
@@ -69,13 +61,13 @@ def values(sweep: Sweep, params: Mapping[str, Any]) -> space.Values:
 def sampler(sweep: Sweep, number: int) -> BaseSampler:
     """The sampler of the trial with this number."""
     seed = random.Random(f"{sweep.seed} {number}").randrange(_LARGEST_SEED)  # noqa: S311 - no secret
-    if sweep.sampler in _POINTS:
-        return Pointwise(_POINTS[sweep.sampler](sweep, number))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         if sweep.sampler == "cma-es":
             return CmaEsSampler(seed=seed, warn_independent_sampling=False)
-        return (_Promoting if sweep.promote else TPESampler)(seed=seed, constant_liar=True)
+        if sweep.sampler == "tpe":
+            return TPESampler(seed=seed, constant_liar=True)
+    return RandomSampler(seed)
 
 
 def is_pointwise(sweep: Sweep) -> bool:
@@ -86,8 +78,6 @@ def is_pointwise(sweep: Sweep) -> bool:
 def pruner(sweep: Sweep) -> BasePruner:
     """The pruner of a sweep."""
     least, factor = sweep.min_steps, sweep.reduction
-    if sweep.promote:  # `promotion.Ladder` decides
-        return NopPruner()
     if sweep.pruner == "asha":
         return SuccessiveHalvingPruner(min_resource=least, reduction_factor=factor)
     if sweep.pruner == "hyperband":
@@ -98,114 +88,25 @@ def pruner(sweep: Sweep) -> BasePruner:
     return NopPruner()
 
 
-class _Promoting(TPESampler):
-    """Takes paused trials for what they are worth: as ended at their rung, not as running."""
-
-    def infer_relative_search_space(
-        self, study: Study, trial: FrozenTrial
-    ) -> dict[str, BaseDistribution]:
-        """The parameters that are chosen together."""
-        return super().infer_relative_search_space(_with_pauses(study), trial)
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        """Their values."""
-        return super().sample_relative(_with_pauses(study), trial, search_space)
-
-    def sample_independent(
-        self,
-        study: Study,
-        trial: FrozenTrial,
-        param_name: str,
-        param_distribution: BaseDistribution,
-    ) -> Any:
-        """The value of one parameter."""
-        known = _with_pauses(study)
-        return super().sample_independent(known, trial, param_name, param_distribution)
+def points(sweep: Sweep, number: int) -> dict[str, Any] | None:
+    """The values of the trial with this number, as Optuna takes them; None if a sampler chooses."""
+    if sweep.sampler not in _POINTS:
+        return None
+    point = _POINTS[sweep.sampler](sweep, number)
+    return {name: _typed(sweep.parameters[name], value) for name, value in point.items()}
 
 
-def _with_pauses(study: Study) -> Study:
-    return cast(Study, _PausedAsPruned(study))
+def _typed(one: Parameter, value: str) -> Any:
+    if one.choice is not None:
+        return value
+    return int(value) if one.int else float(value)
 
 
-class _PausedAsPruned:
-    """A study whose paused trials look pruned; otherwise the study itself."""
-
-    def __init__(self, study: Study) -> None:
-        self._study = study
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._study, name)
-
-    def _get_trials(
-        self,
-        deepcopy: bool = True,  # noqa: FBT001, FBT002 - Optuna's
-        states: Any = None,
-        use_cache: bool = False,  # noqa: FBT001, FBT002
-    ) -> list[FrozenTrial]:
-        every = self._study._get_trials(deepcopy, None, use_cache)  # noqa: SLF001
-        return [one for one in map(_seen, every) if states is None or one.state in states]
-
-
-def _seen(trial: FrozenTrial) -> FrozenTrial:
-    """The trial, as pruned if it is paused."""
-    if trial.state is not TrialState.RUNNING or not promotion.is_paused(trial.user_attrs):
-        return trial
-    shown = copy.copy(trial)
-    shown.state = TrialState.PRUNED
-    return shown
-
-
-Point = Callable[[str, BaseDistribution], str]
-"""The value of a parameter, by its name, as text."""
-
-
-class Pointwise(BaseSampler):
-    """Chooses by the trial's number alone, whatever the other trials were."""
-
-    def __init__(self, point: Point) -> None:
-        self._point = point
-
-    def infer_relative_search_space(
-        self,
-        study: Study,  # noqa: ARG002 - Optuna's
-        trial: FrozenTrial,  # noqa: ARG002
-    ) -> dict[str, BaseDistribution]:
-        """Nothing: each value is chosen by itself."""
-        return {}
-
-    def sample_relative(
-        self,
-        study: Study,  # noqa: ARG002 - Optuna's
-        trial: FrozenTrial,  # noqa: ARG002
-        search_space: dict[str, BaseDistribution],  # noqa: ARG002
-    ) -> dict[str, Any]:
-        """Nothing."""
-        return {}
-
-    def sample_independent(
-        self,
-        study: Study,  # noqa: ARG002 - Optuna's
-        trial: FrozenTrial,  # noqa: ARG002
-        param_name: str,
-        param_distribution: BaseDistribution,
-    ) -> Any:
-        """The value of one parameter."""
-        value = self._point(param_name, param_distribution)
-        if isinstance(param_distribution, CategoricalDistribution):
-            return value
-        if isinstance(param_distribution, IntDistribution):
-            return int(value)
-        assert isinstance(param_distribution, FloatDistribution)  # noqa: S101 - for mypy
-        return float(value)
-
-
-def _grid(sweep: Sweep, number: int) -> Point:
-    points = space.points(sweep.parameters)
+def _grid(sweep: Sweep, number: int) -> space.Values:
+    every = space.points(sweep.parameters)
     if sweep.pruner != "none":  # it keeps each trial that is better than all before it
-        number = _order(len(points), sweep.seed)[number]
-    return lambda name, _: points[number][name]
+        number = _order(len(every), sweep.seed)[number]
+    return every[number]
 
 
 @functools.lru_cache(1)
@@ -216,29 +117,32 @@ def _order(size: int, seed: int) -> Sequence[int]:
     return numbers
 
 
-def _random(sweep: Sweep, number: int) -> Point:
-    def point(name: str, _: BaseDistribution) -> str:
-        share = random.Random(f"{sweep.seed} {number} {name}").random()  # noqa: S311 - no secret
-        return space.at(sweep.parameters[name], share)
+def _random(sweep: Sweep, number: int) -> space.Values:
+    def share(name: str) -> float:
+        return random.Random(f"{sweep.seed} {number} {name}").random()  # noqa: S311 - no secret
 
-    return point
+    return {name: space.at(one, share(name)) for name, one in sweep.parameters.items()}
 
 
-def _sobol(sweep: Sweep, number: int) -> Point:
+def _sobol(sweep: Sweep, number: int) -> space.Values:
     from scipy.stats import qmc  # slow to import
 
-    names = list(sweep.parameters)
-    sequence = qmc.Sobol(len(names), scramble=True, rng=sweep.seed)
+    sequence = qmc.Sobol(len(sweep.parameters), scramble=True, rng=sweep.seed)
     if number:
         sequence.fast_forward(number)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that one point is no power of 2
+        warnings.simplefilter("ignore", UserWarning)  # one point is not a power of 2
         shares = sequence.random(1)[0]
-    return lambda name, _: space.at(sweep.parameters[name], float(shares[names.index(name)]))
+    pairs = zip(sweep.parameters.items(), shares, strict=True)
+    return {name: space.at(one, float(share)) for (name, one), share in pairs}
 
 
-_POINTS: dict[str, Callable[[Sweep, int], Point]] = {
+_POINTS: dict[str, Callable[[Sweep, int], space.Values]] = {
     "grid": _grid,
     "random": _random,
     "sobol": _sobol,
 }
+"""Samplers for which each trial's values follow from its number alone.
+
+Optuna's own draw from one sequence, which a controller that is started again would begin anew.
+"""

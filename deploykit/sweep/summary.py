@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
 
 from optuna.trial import FrozenTrial, TrialState
 
@@ -14,20 +16,51 @@ from deploykit.run import state as run_state
 from deploykit.run.registry import Run
 from deploykit.sweep import (
     controller,
-    journal,
-    promotion,
+    folder,
     samplers,
     space,
-    spending,
-    spread,
+    trial_job,
     trials,
 )
 from deploykit.sweep.folder import SweepRecord
-from deploykit.sweep.spread import Spread
+
+_TAIL = 0.975
+"""Of Student's t distribution: 2.5% are left out at each end."""
+
+
+class Spread(NamedTuple):
+    """Values of the same trial with different seeds."""
+
+    values: Sequence[float]
+    mean: float
+    sd: float
+    """The standard deviation of the sample, with n - 1."""
+    low: float
+    """The mean lies between `low` and `high` with 95% confidence, if values are about normal."""
+    high: float
+
+    def overlaps(self, other: Spread) -> bool:
+        """Whether the intervals have values in common, so that chance may be the difference."""
+        return self.low <= other.high and other.low <= self.high
+
+    def __str__(self) -> str:
+        count = len(self.values)
+        return f"95%: {self.low:.6g} to {self.high:.6g} ({count} runs, sd {self.sd:.3g})"
+
+
+def spread_of(values: Sequence[float]) -> Spread | None:
+    """The spread of two values or more; None of fewer."""
+    if len(values) < 2:  # noqa: PLR2004 - one value has no deviation
+        return None
+    from scipy.special import stdtrit  # only repeated trials need it
+
+    mean, sd = fmean(values), stdev(values)
+    half = float(stdtrit(len(values) - 1, _TAIL)) * sd / math.sqrt(len(values))
+    return Spread(tuple(values), mean, sd, mean - half, mean + half)
+
 
 _STATES = {
     TrialState.RUNNING: "running",
-    TrialState.WAITING: "running",
     TrialState.COMPLETE: "succeeded",
     TrialState.PRUNED: "pruned",
     TrialState.FAIL: "failed",
@@ -40,11 +73,11 @@ class TrialSummary:
 
     number: int
     state: str
-    """``running``, ``paused``, ``succeeded``, ``pruned`` or ``failed``."""
+    """``running``, ``succeeded``, ``pruned`` or ``failed``."""
     values: Mapping[str, str]
     """Of its parameters, as its script got them."""
     value: float | None
-    """Of the objective; of a pruned or paused trial the last one that was reported."""
+    """Of the objective; of a pruned trial the last one that was reported."""
     reason: str
     runs: Sequence[Run]
     """Those of all attempts."""
@@ -85,7 +118,7 @@ class SweepSummary:
     @property
     def state(self) -> str:
         """``running``, ``stopping``, ``stopped``, ``finished``, ``capped`` or ``interrupted``."""
-        going = any(trial.state in {"running", "paused"} for trial in self.trials)
+        going = any(trial.state == "running" for trial in self.trials)
         if self.controlled:
             return "stopping" if self.record.stopping else "running"
         if not going and len(self.trials) >= self.total:
@@ -106,8 +139,8 @@ class SweepSummary:
 
     @property
     def pruned(self) -> list[TrialSummary]:
-        """The trials that were stopped early or paused, by their last value, the best first."""
-        return self._ranked("pruned", "paused")
+        """The trials that were stopped early, by their last value, the best first."""
+        return self._ranked("pruned")
 
     def _ranked(self, *states: str) -> list[TrialSummary]:
         chosen = [trial for trial in self.trials if trial.state in states]
@@ -157,8 +190,8 @@ def _money(cost: Money | None) -> dict[str, Any] | None:
 
 def of(record: SweepRecord) -> SweepSummary:
     """A sweep as it stands; the runs of unfinished trials are asked for."""
-    study = journal.read(record)
-    known = study.get_trials(deepcopy=False) if study else []
+    study = folder.open_study(record)
+    known = study.get_trials(deepcopy=False, states=list(_STATES)) if study else []
     ids = {trial.number: list(trials.runs(record, trial)) for trial in known}
     rows = trials.rows([run for several in ids.values() for run in several])
     _refresh(rows, [run for one in known if not one.state.is_finished() for run in ids[one.number]])
@@ -170,7 +203,7 @@ def of(record: SweepRecord) -> SweepSummary:
         summaries,
         record.is_controlled(),
         space.trials(record.sweep),
-        spending.sum_of(one.cost for one in summaries if one.cost is not None),
+        trial_job.sum_of(one.cost for one in summaries if one.cost is not None),
         bool(study and study.user_attrs.get(controller.CAPPED)),
     )
 
@@ -184,14 +217,9 @@ def _trial(record: SweepRecord, trial: FrozenTrial, rows: Sequence[Run]) -> Tria
     values = samplers.values(record.sweep, trial.params)
     value = trial.value if trial.state is TrialState.COMPLETE else None
     state, reason = _STATES[trial.state], str(trial.user_attrs.get(trials.REASON, ""))
-    repeated = trials.repeated(trial.user_attrs)
     if trial.state is TrialState.PRUNED:
         reason = f"stopped early at step {trial.user_attrs.get(trials.PRUNED)}"
         value = trial.intermediate_values.get(trial.last_step or 0)
-    if state == "running" and promotion.is_paused(trial.user_attrs):
-        state, reason = "paused", f"paused at step {trial.last_step}"
-        value = trial.intermediate_values.get(trial.last_step or 0)
-    interval = spread.of(trial.user_attrs.get(trials.RESULTS, ()))
-    cost = trials.cost(trial) if trial.state.is_finished() else spending.total(rows)
-    reason = "; ".join(filter(None, (reason, repeated)))
+    interval = spread_of(trial.user_attrs.get(trials.RESULTS, ()))
+    cost = trials.cost(trial) if trial.state.is_finished() else trial_job.total(rows)
     return TrialSummary(trial.number, state, values, value, reason, rows, interval, cost)

@@ -1,22 +1,38 @@
-"""The job of a trial: that of the sweep with the trial's arguments, under the trial's run id."""
+"""The job of the trials of a sweep: checked before it starts, planned for each run, and its cost.
+
+The plan of a trial's run is that of the sweep's job with the trial's arguments, under its run id.
+A run that has not ended counts at its worst.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from deploykit.backends import base as backend
 from deploykit.backends import capabilities
 from deploykit.bundle import archive as bundle
-from deploykit.job.model import Bundle, JobSpec, Plan
+from deploykit.cost import money, spent
+from deploykit.cost.budget import worst
+from deploykit.cost.estimate import Estimate
+from deploykit.cost.money import Money
+from deploykit.job import checks
+from deploykit.job.decode import as_data
+from deploykit.job.file import JobFile
+from deploykit.job.model import Bundle, JobSpec, Plan, Problem, State
 from deploykit.lib import paths
 from deploykit.lib.errors import DeploykitError, JobFileError, NotFound
-from deploykit.run import lifecycle
+from deploykit.run import lifecycle, registry
+from deploykit.run.registry import Run, may_still_come
+from deploykit.sweep import folder, space
+from deploykit.sweep.file import SweepFile
 from deploykit.sweep.folder import SweepRecord
+from deploykit.sweep.model import Sweep
 from deploykit.sweep.space import Passed
 
 
@@ -29,7 +45,7 @@ class Base(NamedTuple):
     bundle: Bundle
 
 
-def base(plan: Plan) -> Base:
+def _base(plan: Plan) -> Base:
     """The job of a plan."""
     return Base(plan.backend, plan.job, plan.options, plan.bundle)
 
@@ -58,7 +74,7 @@ def of(record: SweepRecord) -> Iterator[Base]:
 
 def _prepared(record: SweepRecord, keys: Mapping[str, str]) -> Base:
     job = {**record.job, **keys}
-    return base(lifecycle.prepare(job, (), record.backend, record.id).plan)
+    return _base(lifecycle.prepare(job, (), record.backend, record.id).plan)
 
 
 def slots(base: Base) -> Sequence[Mapping[str, str]]:
@@ -104,11 +120,157 @@ def _checkpoints(base: Base, run: str, first: str) -> str | None:
     return str(paths.run_folder(first) / "checkpoints")
 
 
-def resumes(base: Base) -> bool:
-    """Whether a later attempt of a trial finds the checkpoints of the first."""
-    return base.job.checkpoints is not None or _sees_run_folders(base)
-
-
 def _sees_run_folders(base: Base) -> bool:
     engine = backend.find(base.backend)
     return isinstance(engine, capabilities.Launch) and not any(engine.check_function(base.options))
+
+
+class Request(NamedTuple):
+    """What the command line adds to a sweep file."""
+
+    overrides: tuple[str, ...] = ()
+    """For the job."""
+    backend: str | None = None
+    id: str | None = None
+
+
+class Defined(NamedTuple):
+    """A sweep that can be started."""
+
+    record: SweepRecord
+    base: Base
+    warnings: list[Problem]
+
+
+def define(file: SweepFile, request: Request) -> Defined:
+    """The sweep of a file, which is not kept yet. Its source is packed.
+
+    Raises NotFound, UsageError, or JobFileError with every problem of the job, or else of both.
+    """
+    source = _job(file)
+    prepared = lifecycle.prepare(source, request.overrides, request.backend, None, pack=True)
+    base = _base(prepared.plan)
+    problems = [*_cap_problems(file.sweep, base), *_problems_of_trials(file.sweep, base)]
+    if any(problem.severity == "error" for problem in problems):
+        raise JobFileError(str(file.source), problems)
+    record = SweepRecord(
+        _id(file.sweep, base, request.id),
+        file.sweep,
+        base.backend,
+        {**as_data(base.job), base.backend: as_data(base.options)},
+        str(source.absolute()),
+        request.overrides,
+        base.bundle.hash,
+        registry.now(),
+    )
+    return Defined(record, base, [*prepared.warnings, *problems])
+
+
+def keep(defined: Defined) -> None:
+    """Keep a new sweep and its source, so that it can be started, and resumed anywhere."""
+    bundle.store(defined.base.bundle)
+    folder.create(defined.record)
+
+
+def _id(sweep: Sweep, base: Base, chosen: str | None) -> str:
+    return folder.checked_id(chosen) if chosen else folder.new_id(sweep.name or base.job.name)
+
+
+def _job(file: SweepFile) -> Path:
+    """The job file, as messages name it."""
+    own = Path(file.sweep.job)
+    return own if file.folder == Path.cwd() else file.folder / own
+
+
+def _problems_of_trials(sweep: Sweep, base: Base) -> Iterator[Problem]:
+    """What is wrong with the job of a trial, and not with the job alone."""
+    values = space.choose(sweep.parameters, lambda _, one: space.at(one, 0.5))
+    passed = space.passed(sweep.parameters, values)
+    entry = replace(base.job.entrypoint, args=(*base.job.entrypoint.args, *passed.arguments))
+    job = replace(base.job, entrypoint=entry, env={**base.job.env, **passed.env})
+    file = JobFile(base.job.__dict__, job, {base.backend: base.options}, {}, {})
+    before = set(map(str, lifecycle.problems(file._replace(job=base.job), base.backend)))
+    for problem in (*checks.check_variables(job), *lifecycle.problems(file, base.backend)):
+        if str(problem) not in before:
+            yield problem
+
+
+class Budget(NamedTuple):
+    """The cap of a sweep, and what each of its runs may cost."""
+
+    cap: Money | None = None
+    worst: Decimal = Decimal(0)
+    """Of one run, in the currency of the cap."""
+
+    def committed(self, rows: Iterable[Run]) -> Decimal:
+        """What these runs have cost, and those that have not ended may cost."""
+        return sum((self._of(row) for row in rows), Decimal(0))
+
+    def allows(self, committed: Decimal, runs: int) -> bool:
+        """Whether `runs` more runs cannot exceed the cap."""
+        return self.cap is None or committed + runs * self.worst <= self.cap.amount
+
+    def _of(self, row: Run) -> Decimal:
+        if row.state == State.UNSENT.value and not may_still_come(row):
+            return Decimal(0)
+        known = _spent(row) if State(row.state).final else None
+        return self.worst if known is None else known.amount
+
+
+def total(rows: Iterable[Run]) -> Money | None:
+    """What runs have cost so far, as far as it is known; None where nothing is billed."""
+    costs = map(_spent, rows)
+    return sum_of(Money(one.amount, one.currency) for one in costs if one is not None)
+
+
+def sum_of(amounts: Iterable[Money]) -> Money | None:
+    """The sum of amounts in one currency; None of none."""
+    known = list(amounts)
+    if not known:
+        return None
+    return Money(sum((one.amount for one in known), Decimal(0)), known[0].currency)
+
+
+def _spent(row: Run) -> spent.Spent | None:
+    return spent.read(Path(row.folder, backend.PRICE), row.billed)
+
+
+def budget(sweep: Sweep, base: Base) -> Budget:
+    """The budget of a sweep that has passed `problems`."""
+    estimate = _estimate(base)
+    if sweep.max_cost is None or estimate is None or not estimate.charges:
+        return Budget()
+    return Budget(money.parse(sweep.max_cost), worst(base.job, estimate) or Decimal(0))
+
+
+def _cap_problems(sweep: Sweep, base: Base) -> list[Problem]:
+    """Why the cap of a sweep cannot be kept."""
+    if sweep.max_cost is None:
+        return []
+    estimate, cap = _estimate(base), money.parse(sweep.max_cost)
+    if estimate is None:
+        message = "this backend has no prices, so the cap cannot be enforced"
+        return [Problem("max_cost", message, "remove it")]
+    if estimate.unknown:
+        return [Problem("max_cost", f"cannot be enforced: {'; '.join(estimate.unknown)}")]
+    if not estimate.charges:
+        return [Problem("max_cost", f"has no effect: {estimate.free}", severity="warning")]
+    if cap.currency != estimate.currency:
+        message = f"is in {cap.currency}, but the prices are in {estimate.currency}"
+        return [Problem("max_cost", message, f"for example 50 {estimate.currency}")]
+    return _too_little(sweep, cap, worst(base.job, estimate))
+
+
+def _too_little(sweep: Sweep, cap: Money, most: Decimal | None) -> list[Problem]:
+    if most is None:
+        message = "cannot be enforced: the cost of a run has no upper bound"
+        return [Problem("max_cost", message, "set a time limit, or max_cost and stop_at_cap")]
+    if sweep.repeat * most > cap.amount:
+        each = money.text(sweep.repeat * most, cap.currency)
+        hint = "raise it, lower the time limit or the restarts, or set stop_at_cap in the job"
+        return [Problem("max_cost", f"{cap} is less than one trial may cost, {each}", hint)]
+    return []
+
+
+def _estimate(base: Base) -> Estimate | None:
+    return lifecycle.estimate(backend.find(base.backend), base.job, base.options)

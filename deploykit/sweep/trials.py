@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import glob
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_UP, Decimal
 from statistics import fmean
-from typing import Any
+from typing import NamedTuple
 
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
@@ -14,17 +16,91 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from deploykit.cost import prices
 from deploykit.cost.money import Money
 from deploykit.job.model import State
+from deploykit.job.spelling import did_you_mean
+from deploykit.lib.errors import DeploykitError
 from deploykit.observe.metrics.points import Point
+from deploykit.run import diagnosis as run_diagnosis
 from deploykit.run import registry
 from deploykit.run.metrics import RunMetrics
 from deploykit.run.registry import Run
-from deploykit.sweep import outcomes, promotion, samplers, space
+from deploykit.sweep import samplers, space
 from deploykit.sweep.folder import SweepRecord, run_id
-from deploykit.sweep.outcomes import Outcome
+from deploykit.sweep.model import Objective
 from deploykit.sweep.space import Values
 
+_LOST = {
+    *("slurm_node_boot_failure", "slurm_node_fail", "slurm_preempted", "slurm_controller_busy"),
+    *("sagemaker_capacity", "gpu_hardware", "fabric_manager", "port_in_use", "dns_failure"),
+    *("net_unreachable", "nccl_init_timeout", "rdzv_timeout", "ib_error"),
+}
+"""Causes that lie with the machines, so that another attempt may succeed."""
+
+
+class Outcome(NamedTuple):
+    """What became of a run."""
+
+    value: float | None = None
+    """Of the objective; None where there is none."""
+    reason: str = ""
+    """Why there is none."""
+    lost: bool = False
+    """Whether the machines were the cause, so that another attempt may succeed."""
+
+
+def outcome_of(row: Run, objective: Objective) -> Outcome:
+    """The outcome of a run that has ended."""
+    if row.state == State.SUCCEEDED.value:
+        return _value(row, objective)
+    if row.state == State.CANCELLED.value:
+        return Outcome(reason=row.reason or "cancelled")
+    cause = _cause(row)
+    reason = ": ".join(filter(None, (cause, row.reason))) or row.state
+    return Outcome(reason=reason, lost=cause in _LOST)
+
+
+def _cause(row: Run) -> str:
+    """The label of the most probable cause; empty where none is known."""
+    try:
+        causes = run_diagnosis.of_run(row).causes
+    except (DeploykitError, OSError):
+        return ""
+    return causes[0].rule.label if causes else ""
+
+
+def _value(row: Run, objective: Objective) -> Outcome:
+    read = RunMetrics(row)
+    points = list(read.whole([glob.escape(objective.metric)]))
+    values = [point.value for point in of_objective(points, objective)]
+    if not values:
+        names = sorted({one.name for one in read.collection.series.values()})
+        known = did_you_mean(objective.metric, names) or f"it has {', '.join(names) or 'none'}"
+        return Outcome(reason=f"no metric {objective.metric!r} was found; {known}")
+    value = _chosen(values, objective)
+    if not math.isfinite(value):
+        return Outcome(reason=f"{objective.metric} is {value}")
+    return Outcome(value)
+
+
+def of_objective(points: Sequence[Point], objective: Objective) -> list[Point]:
+    """The points of the objective, of one source: a file rather than the log."""
+    own = [point for point in points if point.name == objective.metric]
+    sources = sorted({point.source for point in own}, key=_rank)
+    return [point for point in own if point.source == sources[0]]
+
+
+def _rank(source: str) -> tuple[bool, str]:
+    return source.startswith("log"), source
+
+
+def _chosen(values: Sequence[float], objective: Objective) -> float:
+    if objective.value == "last":
+        return values[-1]
+    best = min if objective.direction == "minimize" else max
+    return best((value for value in values if not math.isnan(value)), default=math.nan)
+
+
 ATTEMPT, STOPPED, SLOT, PRUNED, REASON = "attempt", "stopped", "slot", "pruned", "reason"
-RESULTS, COST, CHARGED, RESTED, REPEATED = "values", "cost", "charged", "rested", "repeated"
+RESULTS, COST, CHARGED = "values", "cost", "charged"
 """Attributes of a trial in the journal; the first three with the number of the repeat behind."""
 _DIGITS = Decimal("1e-9")
 
@@ -78,11 +154,11 @@ class Live:
         known = self.trial.user_attrs.get(f"{SLOT} {repeat}")
         return known if isinstance(known, int) else None
 
-    def take(self, repeat: int, slot: int) -> None:
+    def assign_slot(self, repeat: int, slot: int) -> None:
         """Give a run its slot, before it is submitted: the slot is part of its plan."""
         self.trial.set_user_attr(f"{SLOT} {repeat}", slot)
 
-    def again(self, repeat: int) -> None:
+    def retry(self, repeat: int) -> None:
         """Begin another attempt of a repeat, whose last one has ended."""
         self.trial.set_user_attr(f"{ATTEMPT} {repeat}", self.attempt(repeat) + 1)
         self.reader = None
@@ -100,41 +176,9 @@ class Live:
         """Whether it was stopped early."""
         return PRUNED in self.trial.user_attrs
 
-    @property
-    def rung(self) -> int | None:
-        """The rung that it may train to; None: to its end."""
-        return promotion.rung(self.trial.user_attrs)
-
-    @property
-    def paused(self) -> bool:
-        """Whether it waits at its rung, or its run is being stopped there."""
-        return promotion.is_paused(self.trial.user_attrs)
-
-    def pause(self) -> None:
-        """Note that its run is to be stopped at its rung, before it is."""
-        self.trial.set_user_attr(promotion.PAUSED, self.rung)
-
-    def climb(self, rung: int | None) -> None:
-        """Let it train to another rung, or with None to its end."""
-        self.trial.set_user_attr(promotion.RUNG, rung)
-
-    def rest(self) -> None:
-        """Free the slot of a paused trial whose run has ended, and record its last step."""
-        self.trial.set_user_attr(RESTED, self.last_step)
-        for repeat in self.repeats:
-            self.trial.set_user_attr(f"{SLOT} {repeat}", None)
-
-    def give_up(self) -> None:
-        """Note that a paused trial goes on no more."""
-        self.trial.set_user_attr(PRUNED, self.last_step)
-
     def outcome(self, row: Run) -> Outcome:
-        """What became of its run, which may have had no step left to train when it resumed."""
-        objective, earlier = self.record.sweep.objective, []
-        if self.attempt(0) and self.record.sweep.promote:
-            steps = self._frozen.intermediate_values
-            earlier = [steps[step] for step in sorted(steps)]
-        return outcomes.of(row, objective, earlier)
+        """What became of its run."""
+        return outcome_of(row, self.record.sweep.objective)
 
     def should_stop_early(self, row: Run) -> bool:
         """Report what its run has reported since the last time; whether the pruner ends it.
@@ -143,23 +187,15 @@ class Live:
         ended is reported to its end, for the trials that are compared with it.
         """
         over = State(row.state).final
-        for point in outcomes.of_objective(self._new_points(row), self.record.sweep.objective):
+        for point in of_objective(self._new_points(row), self.record.sweep.objective):
             last = self.last_step
             step = last + 1 if point.step is None else point.step
-            if step <= self.trial.user_attrs.get(RESTED, -1):
-                self._note_repeated(step)
             if step > last:
                 self.trial.report(point.value, step)
                 if self.trial.should_prune() and not over:
                     self.trial.set_user_attr(PRUNED, step)
                     return True
         return False
-
-    def _note_repeated(self, step: int) -> None:
-        """Count the steps from `step` on, which were trained before the trial paused."""
-        known, rested = self.trial.user_attrs.get(REPEATED, 0), self.trial.user_attrs[RESTED]
-        self.trial.set_user_attr(RESTED, -1)
-        self.trial.set_user_attr(REPEATED, known + rested - step + 1)
 
     def _new_points(self, row: Run) -> list[Point]:
         if self.reader is None:
@@ -208,6 +244,9 @@ class Live:
 def begin(record: SweepRecord, study: Study, number: int) -> Live:
     """A new trial, with the values that the sampler chooses."""
     study.sampler = samplers.sampler(record.sweep, number)
+    point = samplers.points(record.sweep, number)
+    if point is not None and not study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+        study.enqueue_trial(point)
     trial = study.ask()
     return Live(record, trial, samplers.suggest(record.sweep, trial))
 
@@ -232,12 +271,6 @@ def runs(record: SweepRecord, frozen: FrozenTrial) -> Iterator[str]:
         seed = repeat if sweep.repeat > 1 else None
         for attempt in range(int(frozen.user_attrs.get(f"{ATTEMPT} {repeat}", 0)) + 1):
             yield run_id(record.id, frozen.number, seed, attempt)
-
-
-def repeated(attributes: Mapping[str, Any]) -> str:
-    """How many steps a trial has trained again after it paused, in words; empty for none."""
-    steps = attributes.get(REPEATED, 0)
-    return f"trained {steps} steps again after a pause" if steps else ""
 
 
 def cost(frozen: FrozenTrial) -> Money | None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from deploykit.cli import main as cli
-from tests.sweep.halving import RATES, TRAIN
 
 SCRIPT = """\
 import os, sys, time
@@ -74,17 +73,5 @@ def write(toy):
         known = {"trials": 3, "sampler": "random", "objective": "{metric: loss}"} | keys
         lines = [f"parameters: {parameters}", *(f"{key}: {one}" for key, one in known.items())]
         Path(toy, "sweep.yaml").write_text("\n".join([*lines, textwrap.dedent(text), ""]))
-
-    return file
-
-
-@pytest.fixture
-def halving(write, toy):
-    """A sweep over nine learning rates with rungs at 1, 3, 9 and 27 steps."""
-
-    def file(**keys):
-        (toy / "train.py").write_text(TRAIN)
-        known = {"sampler": "grid", "trials": 9, "pruner": "asha", "promote": "true"}
-        write(parameters=json.dumps({"lr": {"choice": RATES}}), **known | keys)
 
     return file

@@ -24,7 +24,8 @@ def main() -> int:
         if event != "call":
             return
         path = frame.f_code.co_filename
-        begun = begun or path.endswith(("sweep/journal.py", "sweep/definition.py"))
+        if path.endswith(("sweep/folder.py", "sweep/trial_job.py")):
+            begun = begun or frame.f_code.co_name in {"require_optuna", "study", "define"}
         if begun and (path.startswith(ours) or "/optuna/" in path):
             left -= 1
             if left <= 0:

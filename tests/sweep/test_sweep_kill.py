@@ -16,7 +16,6 @@ import pytest
 from deploykit.lib import paths
 from tests.aws_server import SECTION, as_json
 from tests.sweep import plain
-from tests.sweep.halving import LENGTHS, counts
 
 KILLS = 20
 CALLS = 8000
@@ -70,13 +69,6 @@ def test_the_journal_is_that_of_an_undisturbed_sweep(write, sweep):
 def test_with_repeats_and_a_sampler_that_learns(write, sweep):
     write(trials=10, parallel=4, sampler="tpe", repeat=2, repeat_as="--n {value}")
     survives(sweep, [f"s-{number}-s{seed}" for number in range(10) for seed in range(2)])
-
-
-def test_with_promotions(halving, sweep):
-    halving()
-    found = killed(sweep)
-    assert counts(found) == LENGTHS
-    assert found["counts"] == {"pruned": 8, "succeeded": 1}
 
 
 @pytest.mark.torch

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from deploykit.sweep import spread
+from deploykit.sweep import summary
 
 
 def test_the_interval_is_students():
     """t for 4 degrees of freedom is 2.776 (NIST/SEMATECH e-Handbook, 1.3.6.7.2)."""
-    found = spread.of([1.0, 2.0, 3.0, 4.0, 5.0])
+    found = summary.spread_of([1.0, 2.0, 3.0, 4.0, 5.0])
     assert (found.mean, found.sd) == (3, pytest.approx(1.5811388))
     half = 2.776445 * 1.5811388 / 5**0.5
     assert (found.low, found.high) == (pytest.approx(3 - half), pytest.approx(3 + half))
@@ -17,10 +17,10 @@ def test_the_interval_is_students():
 
 
 def test_one_value_has_none():
-    assert spread.of([]) is spread.of([1.0]) is None
+    assert summary.spread_of([]) is summary.spread_of([1.0]) is None
 
 
 @pytest.mark.parametrize(("other", "overlaps"), [([2.9, 3.0], True), ([9.0, 9.1], False)])
 def test_whether_chance_may_be_the_difference(other, overlaps):
-    one, two = spread.of([3.0, 3.1]), spread.of(other)
+    one, two = summary.spread_of([3.0, 3.1]), summary.spread_of(other)
     assert one.overlaps(two) == two.overlaps(one) == overlaps
