@@ -16,7 +16,7 @@ from typing import Any
 
 from deploykit.backends import capabilities
 from deploykit.cli import output
-from deploykit.doctor import snippets
+from deploykit.doctor import fixes
 from deploykit.job.file import JobFile
 from deploykit.lib import finding
 from deploykit.lib.errors import UsageError
@@ -51,9 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--fix",
-        choices=snippets.LANGUAGES,
-        default=snippets.CLI,
-        help="language of the fixes (default: aws-cli); --json contains all",
+        choices=fixes.LANGUAGES,
+        default=fixes.CLI,
+        help="language of the fixes (default: aws-cli); --json contains both",
     )
 
 
@@ -100,9 +100,9 @@ def _print(names: list[str], findings: list[tuple[str, Finding]], language: str)
         for one in own:
             output.say("")
             _print_one(one, language)
-    if language == snippets.CLI and any(one.fix.cloudformation for _, one in findings):
+    if language == fixes.CLI and any(one.fix.terraform for _, one in findings):
         output.say("")
-        output.say("the same fixes in another language: --fix cloudformation, --fix terraform")
+        output.say("the same fixes for Terraform: --fix terraform")
     if any(one.code.startswith(("peers_", "efa_", "encryption_")) for _, one in findings):
         output.say("what security groups must allow, and why: deploykit guide security-groups")
 
@@ -114,10 +114,7 @@ def _print_one(one: Finding, language: str) -> None:
     output.say(*_wrapped(f"  fix    {one.fix.summary}", " " * 9))
     for key, value in one.fix.settings.items():
         output.say(f"         in the job file: {key}: {value}")
-    code = {
-        snippets.CLOUDFORMATION: one.fix.cloudformation,
-        snippets.TERRAFORM: one.fix.terraform,
-    }.get(language, one.fix.cli)
+    code = one.fix.terraform if language == fixes.TERRAFORM else one.fix.cli
     if one.fix.cli and not code:
         output.say(f"         (not available in {language}; use the command:)")
     if text := code or one.fix.cli:

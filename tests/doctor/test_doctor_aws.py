@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.doctor.aws_faults import FAULTS
-from tests.doctor.aws_snippets import AWS, check_snippets, needs_programs
 from tests.doctor.aws_vpcs import IsolatedVpc, NatVpc
+from tests.doctor.terraform import AWS, check_terraform, needs_programs
 from tests.nightly import few
 
 pytestmark = [pytest.mark.aws, pytest.mark.slow]
@@ -43,7 +43,7 @@ def test_exactly_that_fault_is_found_and_its_fix_cures_it(fault, doctor, moto, t
     assert found.code == (80 if fault.severity == "error" else 0)
     assert one["evidence"]
     assert doctor(settings, "--from", str(saved), kind=fault.kind) == found
-    check_snippets(one["fix"], lint=fault in FIRST)
+    check_terraform(one["fix"])
     settings |= {**one["fix"]["settings"], **apply(one["fix"]["cli"])}
     after = doctor(settings, kind=fault.kind)
     assert (after.findings, after.code) == ([], 0)

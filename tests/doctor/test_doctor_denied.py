@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.doctor.aws_snippets import check_snippets, needs_programs
 from tests.doctor.aws_vpcs import IsolatedVpc
+from tests.doctor.terraform import check_terraform, needs_programs
 
 pytestmark = [pytest.mark.aws, pytest.mark.slow]
 DEDICATED = '"InstanceTenancy": "dedicated"'
@@ -42,7 +42,7 @@ def test_a_denied_question_is_a_finding_and_the_others_go_on(
     assert unchecked["message"] == "permission denied: the check requires ec2:DescribeNetworkAcls"
     assert "ada" in unchecked["evidence"][0]
     assert "put-user-policy --user-name ada" in unchecked["fix"]["cli"]
-    check_snippets(unchecked["fix"], lint=True)
+    check_terraform(unchecked["fix"])
     assert doctor(vpc.settings, "--from", str(tmp_path)) == found
 
 
@@ -121,7 +121,7 @@ def test_private_dns_that_is_off(doctor, moto):
     command = f"modify-vpc-endpoint --region us-east-1 --vpc-endpoint-id {endpoint}"
     assert command in one["fix"]["cli"]
     assert one["fix"]["cli"].rstrip().endswith("--private-dns-enabled")
-    check_snippets(one["fix"], lint=True)
+    check_terraform(one["fix"])
 
 
 @needs_programs
@@ -134,7 +134,7 @@ def test_a_vpc_of_dedicated_machines(doctor, moto, tmp_path):
     (one,) = doctor(vpc.settings, "--from", str(tmp_path)).findings
     assert one["code"] == "vpc_tenancy"
     assert "--instance-tenancy default" in one["fix"]["cli"]
-    check_snippets(one["fix"], lint=True)
+    check_terraform(one["fix"])
 
 
 def test_a_bucket_that_is_another_accounts_is_not_looked_at(doctor, aws, moto):

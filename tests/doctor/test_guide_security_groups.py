@@ -8,7 +8,7 @@ import pytest
 
 from deploykit.cli import main as cli
 from tests.doctor.aws_faults import FAULTS
-from tests.doctor.aws_snippets import needs_programs
+from tests.doctor.terraform import needs_programs
 from tests.doctor.test_doctor_aws import apply
 from tests.nightly import few
 

@@ -13,7 +13,7 @@ import boto3
 import pytest
 
 from tests.aws_server import SECTION
-from tests.doctor.aws_snippets import AWS
+from tests.doctor.terraform import AWS
 from tests.fixes.printed import commands, shell, starting
 
 pytestmark = [

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from deploykit.doctor import snippets
+from deploykit.doctor import fixes
 from deploykit.doctor.aws import inventory as inventories
 from deploykit.doctor.aws import policies
 from deploykit.doctor.aws.inventory import Inventory, Role
@@ -87,7 +87,7 @@ def _no_role(requirements: Requirements) -> Finding:
         "error",
         f"role not found: {requirements.role_name}",
         (f"sagemaker.role: {requirements.role}",),
-        snippets.make(
+        fixes.make(
             "role",
             "create it with exactly the permissions that a job requires",
             **_role_values(requirements),
@@ -104,7 +104,7 @@ def _no_trust(requirements: Requirements, role: Role) -> Finding:
         "error",
         f"SageMaker cannot assume the role {requirements.role_name}: it does not trust {_SERVICE}",
         tuple(f"{requirements.role_name} trusts: {policies.shown(one)}" for one in kept),
-        snippets.make(
+        fixes.make(
             "role-trust",
             f"add {_SERVICE} to the trust policy",
             **_role_values(requirements),
@@ -179,10 +179,11 @@ def _missing_permissions(
         "warning" if consequence else "error",
         f"{message}; {consequence}" if consequence else message,
         _resources(missing),
-        snippets.make(
-            "role-policy",
+        fixes.make(
+            "iam-policy",
             "allow exactly these actions",
-            **_role_values(requirements),
+            kind="role",
+            principal=requirements.role_name,
             name=f"deploykit-training{name}",
             policy=_document(missing, requirements),
         ),
@@ -230,7 +231,7 @@ def _bucket(requirements: Requirements, inventory: Inventory, bucket: str) -> It
             "error",
             f"bucket not found: {bucket}",
             (f"s3://{bucket}",),
-            snippets.make("bucket", "create it", region=requirements.region, bucket=bucket),
+            fixes.make("bucket", "create it", region=requirements.region, bucket=bucket),
         )
     answer = inventory.answers.get(name, {"Error": {}})
     if "Error" in answer:
@@ -248,7 +249,7 @@ def _other_region(requirements: Requirements, bucket: str, region: str) -> Findi
     if bucket not in requirements.written:
         fix = Fix(f"copy the data to a bucket in {requirements.region}: aws s3 sync")
     else:
-        fix = snippets.make(
+        fix = fixes.make(
             "bucket",
             f"create a bucket in {requirements.region}, and set sagemaker.bucket",
             {"sagemaker.bucket": local_name},
@@ -270,7 +271,7 @@ def _quota(requirements: Requirements, inventory: Inventory) -> Iterator[Finding
         f"the job requests {requirements.nodes} instances, but the quota is {quota.value:g}: "
         f"{requirements.quota}",
         (f"{quota.code}, {requirements.quota!r}: {quota.value:g}",),
-        snippets.make(
+        fixes.make(
             "quota",
             "request an increase, which can take AWS a few days",
             region=requirements.region,

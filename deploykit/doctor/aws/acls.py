@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from deploykit.doctor import snippets
+from deploykit.doctor import fixes
 from deploykit.doctor.aws import packet_filters, routes
 from deploykit.doctor.aws.inventory import (
     LAST,
@@ -164,7 +164,7 @@ def _fix(
     if len(numbers) < len(blocked):
         number = by.number if by else LAST
         summary = f"remove rule {number}: no lower rule number is free"
-        return snippets.make("acl-delete", summary, **values, number=number)
+        return fixes.make("acl-delete", summary, **values, number=number)
     entries = [
         {
             "number": number,
@@ -176,7 +176,7 @@ def _fix(
         for number, one in zip(numbers, blocked, strict=False)
     ]
     before = f"before rule {by.number}" if by and by.number < LAST else "before the last rule"
-    return snippets.make("acl-entry", f"add an allow rule {before}", **values, entries=entries)
+    return fixes.make("acl-entry", f"add an allow rule {before}", **values, entries=entries)
 
 
 def _numbers(acl: NetworkAcl, by: AclEntry | None, count: int, *, outbound: bool) -> list[int]:

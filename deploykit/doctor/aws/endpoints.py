@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from deploykit.doctor import snippets
+from deploykit.doctor import fixes
 from deploykit.doctor.aws import policies, routes, security_groups
 from deploykit.doctor.aws.inventory import Endpoint, Inventory, SecurityGroup, Subnet, Vpc
 from deploykit.doctor.aws.requirements import Requirements
@@ -70,7 +70,7 @@ def _attribute(requirements: Requirements, vpc: Vpc, attribute: str, message: st
         "error",
         message,
         (f"{vpc.id}: {attribute} is false",),
-        snippets.make(
+        fixes.make(
             "vpc-dns",
             f"turn on {attribute}",
             region=requirements.region,
@@ -123,7 +123,7 @@ def _missing(
         f"the subnets have no internet access, and the VPC has no endpoint for "
         f"{', '.join(missing)}. {impact}",
         tuple(_default_route(inventory, subnet) for subnet in subnets),
-        snippets.make(
+        fixes.make(
             "endpoints",
             "create the endpoints (billed by the hour), or route 0.0.0.0/0 to a NAT gateway",
             region=requirements.region,
@@ -199,7 +199,7 @@ def _private_dns_off(requirements: Requirements, endpoint: Endpoint) -> Finding:
         _severity(requirements, [endpoint.service]),
         f"private DNS is off: the name of {endpoint.service} does not resolve to its endpoint",
         (f"{endpoint.id}: PrivateDnsEnabled is false",),
-        snippets.make(
+        fixes.make(
             "endpoint-dns",
             "turn on private DNS",
             region=requirements.region,
@@ -234,7 +234,7 @@ def _blocked(
         _severity(requirements, [endpoint.service]),
         f"the endpoint for {endpoint.service} does not allow tcp 443 from the job",
         tuple(evidence),
-        snippets.make(
+        fixes.make(
             "group-rule",
             f"allow tcp 443 from {member}",
             region=requirements.region,
@@ -298,12 +298,10 @@ def _policy_finding(
 def _policy_fix(
     requirements: Requirements, endpoint: Endpoint, policy: Mapping[str, Any], summary: str
 ) -> Fix:
-    return snippets.make(
+    return fixes.make(
         "endpoint-policy",
         summary,
         region=requirements.region,
-        vpc=endpoint.vpc,
         endpoint=endpoint.id,
-        tables=list(endpoint.tables),
         policy=policy,
     )

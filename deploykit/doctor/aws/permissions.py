@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from deploykit.doctor import snippets
+from deploykit.doctor import fixes
 from deploykit.doctor.aws import collect
 from deploykit.doctor.aws.inventory import Inventory, error_code
 from deploykit.doctor.aws.requirements import Requirements
@@ -66,11 +66,11 @@ def _permit(caller: str | None, action: str) -> Fix:
     parts = match[3].split("/")
     kind = "user" if match[2] == "user" else "role"
     name = parts[-1] if kind == "user" else parts[-2]
-    return snippets.make(
-        "permit",
+    return fixes.make(
+        "iam-policy",
         summary,
         kind=kind,
-        caller=name,
+        principal=name,
         name=f"deploykit-doctor-{action.partition(':')[2]}",
         policy={
             "Version": "2012-10-17",

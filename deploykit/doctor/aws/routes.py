@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from deploykit.doctor import snippets
+from deploykit.doctor import fixes
 from deploykit.doctor.aws.inventory import (
     Endpoint,
     Inventory,
@@ -147,7 +147,7 @@ def _state(route: Route) -> str:
 def _nat_fix(requirements: Requirements, inventory: Inventory, table: RouteTable) -> Fix:
     nat = _working_nat(inventory, table.vpc)
     if nat is not None:
-        return snippets.make(
+        return fixes.make(
             "nat-route",
             f"route to {nat.id}, which works",
             region=requirements.region,
@@ -168,7 +168,7 @@ def _nat_fix(requirements: Requirements, inventory: Inventory, table: RouteTable
             return Fix(way_out)
         s3 = _s3_fix(requirements, inventory, table)
         return replace(s3, summary=f"{s3.summary}; for the internet as well: {way_out}")
-    return snippets.make(
+    return fixes.make(
         "nat",
         f"create a NAT gateway in {public} (billed by the hour) and route to it",
         region=requirements.region,
@@ -218,15 +218,15 @@ def _other_gateways(inventory: Inventory, table: RouteTable) -> Iterator[str]:
 
 def _s3_fix(requirements: Requirements, inventory: Inventory, table: RouteTable) -> Fix:
     gateway_endpoint = next(iter(_gateways(inventory, table.vpc)), None)
-    values = {"region": requirements.region, "vpc": table.vpc}
     if gateway_endpoint is None:
         summary = "create a gateway endpoint for S3 (free of charge)"
-        return snippets.make("s3-endpoint", summary, **values, tables=[table.id])
-    return snippets.make(
+        return fixes.make(
+            "s3-endpoint", summary, region=requirements.region, vpc=table.vpc, table=table.id
+        )
+    return fixes.make(
         "s3-endpoint-table",
         f"associate {gateway_endpoint.id} with {table.id}",
-        **values,
+        region=requirements.region,
         endpoint=gateway_endpoint.id,
         table=table.id,
-        tables=[*gateway_endpoint.tables, table.id],
     )

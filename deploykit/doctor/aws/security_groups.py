@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from deploykit.doctor import snippets
+from deploykit.doctor import fixes
 from deploykit.doctor.aws import packet_filters, routes
 from deploykit.doctor.aws.inventory import Inventory, Network, SecurityGroup, Subnet, ports
 from deploykit.doctor.aws.requirements import ANY, HTTPS, Flow, Ports, Requirements
@@ -70,8 +70,8 @@ def _replacement(requirements: Requirements, inventory: Inventory, subnet: Subne
         both = all(_allows_members([group], outbound=outbound) for outbound in (False, True))
         if group.vpc == subnet.vpc and both:
             summary = f"{group.id} in {group.vpc} allows all traffic among its members"
-            return snippets.job_file(summary, security_group_ids=[group.id])
-    return snippets.make(
+            return fixes.job_file(summary, security_group_ids=[group.id])
+    return fixes.make(
         "group",
         f"create a group in {subnet.vpc} that allows all traffic among its members",
         region=requirements.region,
@@ -197,7 +197,7 @@ def _rule_fix(
     *,
     outbound: bool,
 ) -> Fix:
-    return snippets.make(
+    return fixes.make(
         "group-rule",
         summary,
         region=requirements.region,

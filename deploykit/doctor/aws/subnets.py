@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 
-from deploykit.doctor import snippets
+from deploykit.doctor import fixes
 from deploykit.doctor.aws import routes
 from deploykit.doctor.aws.inventory import Inventory, Network, Subnet
 from deploykit.doctor.aws.requirements import Requirements
@@ -47,7 +47,7 @@ def _missing(
     ]
     summary = "use subnets that exist; `aws ec2 describe-subnets` lists those of a region"
     fix = (
-        snippets.job_file(summary, subnets=[subnet.id for subnet in candidates[:1]])
+        fixes.job_file(summary, subnets=[subnet.id for subnet in candidates[:1]])
         if candidates
         else Fix(summary)
     )
@@ -80,7 +80,7 @@ def _several_vpcs(
         "error",
         "the subnets are in different VPCs, but a job runs in one",
         tuple(f"{subnet.id}: {subnet.vpc}" for subnet in existing),
-        snippets.job_file(f"keep those of {chosen}", subnets=kept),
+        fixes.job_file(f"keep those of {chosen}", subnets=kept),
     )
 
 
@@ -102,7 +102,7 @@ def _zones(requirements: Requirements, existing: list[Subnet]) -> Iterator[Findi
         else "the subnets are in different zones: traffic across zones is slower, and each byte is "
         "billed",
         tuple(f"{subnet.id}: {subnet.zone}, {subnet.free} free addresses" for subnet in existing),
-        snippets.job_file(
+        fixes.job_file(
             f"keep {'one' if requirements.efa else f'those of {best.zone}'}",
             subnets=[subnet.id for subnet in kept],
         ),
@@ -138,7 +138,7 @@ def _larger_subnet(
         and not routes.is_public(inventory, subnet.id)
     ]
     if candidates:
-        return snippets.job_file(
+        return fixes.job_file(
             f"{candidates[0].id} in the same zone has {candidates[0].free} free addresses",
             subnets=[candidates[0].id],
         )
@@ -146,7 +146,7 @@ def _larger_subnet(
     table = routes.table_of(inventory, like.id)
     if block is None or table is None:
         return Fix("free addresses, or add a block to the VPC and a subnet in it")
-    return snippets.make(
+    return fixes.make(
         "subnet",
         f"create a larger subnet in {like.zone} with the same routes",
         region=requirements.region,
@@ -182,7 +182,7 @@ def _tenancy(
                 "error",
                 f"{vpc} has dedicated tenancy, which SageMaker does not support",
                 (f"{vpc}: InstanceTenancy {found_vpc.tenancy}",),
-                snippets.make(
+                fixes.make(
                     "tenancy",
                     "set its tenancy to default; running instances are not changed",
                     region=requirements.region,
