@@ -12,7 +12,7 @@ from deploykit.backends.slurm import doctor as slurm_doctor
 from deploykit.backends.slurm import options as slurm_options
 from deploykit.backends.slurm import site, site_checks
 from deploykit.doctor import aws, local
-from deploykit.doctor.aws import collect, inventory
+from deploykit.doctor.aws import collect, network
 from deploykit.doctor.aws.requirements import HTTPS, Flow, Requirements
 from deploykit.doctor.infra import validation
 from deploykit.doctor.infra.answers import Answers
@@ -298,13 +298,13 @@ def test_saved_answers_are_judged_or_refused(answers):
 
 def _judge(answers):
     with doctor.reading(Path("facts")):
-        found = list(aws.findings(NEEDS, inventory.parse(answers, NEEDS.instance_type)))
+        found = list(aws.findings(network.parse(NEEDS, answers)))
         assert all(one.message for one in found)
 
 
 def test_the_answers_are_judged_where_nothing_is_wrong_with_them():
     """Else the test above would prove little."""
-    found = {one.code for one in aws.findings(NEEDS, inventory.parse(ANSWERS, NEEDS.instance_type))}
+    found = {one.code for one in aws.findings(network.parse(NEEDS, ANSWERS))}
     assert len(found) > 5
 
 

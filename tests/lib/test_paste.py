@@ -26,7 +26,7 @@ from deploykit.backends.slurm import Options, ssh
 from deploykit.cli import main as cli
 from deploykit.diagnose import cause_rules, placeholders
 from deploykit.doctor import fixes, local
-from deploykit.doctor.aws import permissions
+from deploykit.doctor.aws import collect
 from deploykit.doctor.infra import rendering
 from deploykit.doctor.infra.answers import Answers
 from deploykit.job import file as jobfile
@@ -216,7 +216,7 @@ def test_the_hint_on_a_folder_there_is_one_host(value, tmp_path):
 
 @nasty
 def test_the_region_of_facts_that_are_missing_is_one_word(value, tmp_path):
-    fix = permissions._not_saved(SimpleNamespace(region=value), ["get-role"]).fix
+    fix = collect._not_saved(SimpleNamespace(region=value), ["get-role"]).fix
     assert run(fix.cli, tmp_path)[0][-1] == f"sagemaker.region={value}"
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from deploykit.backends.sagemaker import requirements
 from deploykit.backends.sagemaker.sections import InstanceGroup
-from deploykit.doctor.aws import inventory, packet_filters, policies
-from deploykit.doctor.aws.inventory import AclEntry, SecurityGroupRule
+from deploykit.doctor.aws import firewall, network, policies
+from deploykit.doctor.aws.network import AclEntry, SecurityGroupRule
 from deploykit.doctor.aws.requirements import Flow
 from tests.backends.sagemaker.sagemaker_jobs import vary
 
@@ -38,7 +38,7 @@ def test_an_acl_blocks_what_trying_every_packet_says(listed, wanted):
     flow = Flow("tcp", (tuple(wanted),))
     said = {
         port
-        for piece in packet_filters.blocked(flow, PEER, listed)
+        for piece in firewall.blocked(flow, PEER, listed)
         for port in range(piece.ports[0], piece.ports[1] + 1)
     }
     tried = set()
@@ -61,7 +61,7 @@ def test_an_acl_blocks_what_trying_every_packet_says(listed, wanted):
 @given(st.lists(PORTS, max_size=5), PORTS)
 def test_missing_ports_are_those_that_no_rule_opens(opened, wanted):
     given_ = [SecurityGroupRule("tcp", low, high, "sg-1") for low, high in opened]
-    left = packet_filters.missing(Flow("tcp", (tuple(wanted),)), given_, {"sg-1"}, PEER)
+    left = firewall.missing_ports(Flow("tcp", (tuple(wanted),)), given_, {"sg-1"}, PEER)
     said = {port for low, high in left for port in range(low, high + 1)}
     open_ = {port for low, high in opened for port in range(low, high + 1)}
     assert said == set(range(wanted[0], wanted[1] + 1)) - open_
@@ -69,15 +69,10 @@ def test_missing_ports_are_those_that_no_rule_opens(opened, wanted):
 
 def test_towards_the_world_only_public_addresses_count():
     private = AclEntry(1, False, "-1", 0, 65535, ipaddress.IPv4Network("10.0.0.0/8"))
-    rest = AclEntry(2, True, "-1", 0, 65535, packet_filters.WORLD)
-    assert (
-        packet_filters.blocked(Flow("tcp", ((443, 443),)), packet_filters.WORLD, [private, rest])
-        == []
-    )
+    rest = AclEntry(2, True, "-1", 0, 65535, firewall.WORLD)
+    assert firewall.blocked(Flow("tcp", ((443, 443),)), firewall.WORLD, [private, rest]) == []
     public = AclEntry(1, False, "-1", 0, 65535, ipaddress.IPv4Network("52.0.0.0/8"))
-    (one,) = packet_filters.blocked(
-        Flow("tcp", ((443, 443),)), packet_filters.WORLD, [public, rest]
-    )
+    (one,) = firewall.blocked(Flow("tcp", ((443, 443),)), firewall.WORLD, [public, rest])
     assert one.by == public
 
 
@@ -114,8 +109,9 @@ def test_policies_are_read_as_iam_reads_them(statements, said):
 )
 def test_the_service_of_an_endpoint(service, named):
     raw = {"VpcEndpointId": "vpce-1", "VpcId": "vpc-1", "ServiceName": service}
+    job = requirements.of_job(*vary(), "us-east-1")
     answers = {"describe-vpc-endpoints": {"VpcEndpoints": [raw]}}
-    assert [one.service for one in inventory.parse(answers, "g5.xlarge").endpoints] == [named]
+    assert [one.service for one in network.parse(job, answers).endpoints] == [named]
 
 
 def test_a_job_of_several_groups_needs_the_type_that_trains():
