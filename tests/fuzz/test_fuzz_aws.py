@@ -11,11 +11,10 @@ from deploykit.backends.sagemaker import doctor, monitor
 from deploykit.backends.slurm import doctor as slurm_doctor
 from deploykit.backends.slurm import options as slurm_options
 from deploykit.backends.slurm import site, site_checks
-from deploykit.doctor import aws, local
+from deploykit.doctor import aws, infra, local
 from deploykit.doctor.aws import collect, network
 from deploykit.doctor.aws.requirements import HTTPS, Flow, Requirements
-from deploykit.doctor.infra import validation
-from deploykit.doctor.infra.answers import Answers
+from deploykit.doctor.infra import Answers
 from deploykit.job.decode import decode
 from deploykit.job.model import Entrypoint, JobSpec, LogLine, Resources, State, Status
 from deploykit.lib.errors import NotFound
@@ -346,4 +345,4 @@ def test_answers_for_infra_are_read_or_refused(tree):
     found, problems = decode(Answers, tree)
     assert (found is None) == bool(problems)
     if found is not None:
-        assert all(problem.message for problem in validation.problems(found))
+        assert all(problem.message for problem in infra.problems(found))

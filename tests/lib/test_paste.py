@@ -25,10 +25,9 @@ from deploykit.backends import slurm
 from deploykit.backends.slurm import Options, ssh
 from deploykit.cli import main as cli
 from deploykit.diagnose import cause_rules, placeholders
-from deploykit.doctor import fixes, local
+from deploykit.doctor import fixes, infra, local
 from deploykit.doctor.aws import collect
-from deploykit.doctor.infra import rendering
-from deploykit.doctor.infra.answers import Answers
+from deploykit.doctor.infra import Answers
 from deploykit.job import file as jobfile
 from deploykit.job.decode import decode
 from deploykit.job.model import Entrypoint, JobSpec, Resources
@@ -243,7 +242,7 @@ def test_the_name_of_a_gpu_stays_in_its_comment(tmp_path, monkeypatch):
 @nasty
 def test_the_commands_of_infra_hold_names(value, tmp_path):
     answers = Answers(value, value, "z", "bucket", "m@x.y", 1)
-    vectors = run("\n".join(rendering.commands(answers)), tmp_path)
+    vectors = run("\n".join(infra.commands(answers)), tmp_path)
     assert [vector[:3] for vector in vectors] == [
         ["aws", "cloudformation", "deploy"],
         ["aws", "cloudformation", "describe-stacks"],
