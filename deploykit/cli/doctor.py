@@ -75,9 +75,6 @@ def _examine(name: str, file: JobFile, args: argparse.Namespace) -> list[Finding
     """The findings of one backend, the worst first."""
     doctor = capabilities.require(name, capabilities.Doctor)
     lifecycle.check(file, name)
-    if isinstance(doctor, capabilities.NamedPython) and not args.saved:
-        python = doctor.named_python(file.job, file.sections[name])
-        output.note(*([f"doctor runs {python}, which the job file names"] if python else []))
     findings = doctor.examine(file.job, file.sections[name], saved=args.saved, save=args.save)
     return finding.by_severity(findings)
 

@@ -26,6 +26,19 @@ SUBNET = Pattern(r"subnet-([0-9a-f]{8}|[0-9a-f]{17})", "an id such as subnet-012
 TYPE = Pattern(r"[a-z0-9-]+\.[a-z0-9-]+", "an EC2 instance type such as g5.12xlarge, without ml.")
 KEY = Pattern(r"[!-~]{1,255}", "the name of an EC2 key pair")
 
+_PCLUSTER_VERSION = "3.16.1"
+"""ParallelCluster's version: that of the configuration, and of the tests."""
+_VPC_PREFIX_LENGTHS = range(16, 29)
+_LUSTRE_MINIMUM, _LUSTRE_STEP = 1200, 2400
+"""Sizes of FSx for Lustre (SCRATCH_2) in GiB: 1200, or a multiple of 2400."""
+_WITH_EFA = re.compile(
+    r"c5n\.(9xlarge|18xlarge|metal)|hpc\w+\.\w+|gr6\.8xlarge"
+    r"|g4dn\.(8xlarge|12xlarge|16xlarge|metal)|g[567]e?\.(8|12|16|24|48)xlarge"
+    r"|p3dn\.24xlarge|p4de?\.24xlarge|p5\.4xlarge|p5e?n?\.48xlarge|p6-b[23]00\.48xlarge"
+    r"|trn1n?\.32xlarge|trn2u?\.\w+"
+)
+_KNOWN_FAMILIES = re.compile(r"(c5n|hpc\w+|gr6|g[34567]\w*|p[3456][\w-]*|trn\w+|t[234]\w*)\..*")
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -97,11 +110,6 @@ class Answers:
     cluster: Annotated[Cluster | None, Help("Also create a Slurm cluster.")] = None
 
 
-_VPC_PREFIX_LENGTHS = range(16, 29)
-_LUSTRE_MINIMUM, _LUSTRE_STEP = 1200, 2400
-"""Sizes of FSx for Lustre (SCRATCH_2) in GiB: 1200, or a multiple of 2400."""
-
-
 def load(path: Path) -> Answers:
     """Read the answers in `path`. Raises NotFound, or JobFileError with every problem."""
     tree, lines = jobfile.parse(path)
@@ -117,49 +125,34 @@ def problems(answers: Answers) -> Iterator[Problem]:
     """Every problem, by its path in the file of answers. Raises ImportError without botocore."""
     if answers.zone[:-1] != answers.region:
         yield Problem("zone", f"is not in {answers.region}", f"for example {answers.region}a")
-    yield from _block(answers.block)
-    if answers.cluster is not None:
-        yield from _cluster(answers.cluster)
-
-
-def _block(text: str) -> Iterator[Problem]:
     try:
-        block = ipaddress.IPv4Network(text)
+        block = ipaddress.IPv4Network(answers.block)
     except ValueError as error:
         yield Problem("block", str(error), "10.0.0.0/16")
-        return
-    if block.prefixlen not in _VPC_PREFIX_LENGTHS:
-        yield Problem("block", "a VPC's block is between /16 and /28", "10.0.0.0/16")
+    else:
+        if block.prefixlen not in _VPC_PREFIX_LENGTHS:
+            yield Problem("block", "a VPC's block is between /16 and /28", "10.0.0.0/16")
+    if answers.cluster is not None:
+        yield from _cluster_problems(answers.cluster)
 
 
-def _cluster(cluster: Cluster) -> Iterator[Problem]:
-    for key in ("instance_type", "head_type"):
-        yield from _instance_type(f"cluster.{key}", getattr(cluster, key))
+def _cluster_problems(cluster: Cluster) -> Iterator[Problem]:
+    known_types = _instance_types()
+    for key, name in (("instance_type", cluster.instance_type), ("head_type", cluster.head_type)):
+        if name not in known_types:
+            message = f"unknown EC2 instance type {name} (by the installed botocore)"
+            near = did_you_mean(name, sorted(known_types))
+            yield Problem(f"cluster.{key}", message, near)
     if cluster.min_nodes > cluster.max_nodes:
         message = f"is {cluster.min_nodes}, more than max_nodes ({cluster.max_nodes})"
         yield Problem("cluster.min_nodes", message, "0 terminates all nodes when they are idle")
-    known = cluster.instance_type in _instance_types()
+    known = cluster.instance_type in known_types
     if cluster.efa and known and has_efa(cluster.instance_type) is False:
         message = f"{cluster.instance_type} has no Elastic Fabric Adapter"
         yield Problem("cluster.efa", message, "efa: false, or a larger type such as g5.8xlarge")
     size = cluster.storage
     if size != _LUSTRE_MINIMUM and (size < _LUSTRE_STEP or size % _LUSTRE_STEP):
         yield Problem("cluster.storage", f"FSx has no size of {size} GiB", "1200 or 2400")
-
-
-def _instance_type(path: str, name: str) -> Iterator[Problem]:
-    if name not in _instance_types():
-        near = did_you_mean(name, sorted(_instance_types()))
-        yield Problem(path, f"unknown EC2 instance type {name} (by the installed botocore)", near)
-
-
-_WITH_EFA = re.compile(
-    r"c5n\.(9xlarge|18xlarge|metal)|hpc\w+\.\w+|gr6\.8xlarge"
-    r"|g4dn\.(8xlarge|12xlarge|16xlarge|metal)|g[567]e?\.(8|12|16|24|48)xlarge"
-    r"|p3dn\.24xlarge|p4de?\.24xlarge|p5\.4xlarge|p5e?n?\.48xlarge|p6-b[23]00\.48xlarge"
-    r"|trn1n?\.32xlarge|trn2u?\.\w+"
-)
-_KNOWN_FAMILIES = re.compile(r"(c5n|hpc\w+|gr6|g[34567]\w*|p[3456][\w-]*|trn\w+|t[234]\w*)\..*")
 
 
 @functools.cache
@@ -181,11 +174,6 @@ def has_efa(name: str) -> bool | None:
     return False if _KNOWN_FAMILIES.fullmatch(name) else None
 
 
-_VERSIONS = {"version": "3.16.1"}
-"""ParallelCluster's version: that of the configuration, and of the tests."""
-_PARTITIONS = {"cn-": "aws-cn", "us-gov-": "aws-us-gov"}
-
-
 def files(answers: Answers) -> Mapping[str, str]:
     """Text by file name: the stack, the image, and the cluster if the answers have one."""
     texts = {
@@ -193,8 +181,13 @@ def files(answers: Answers) -> Mapping[str, str]:
         "Dockerfile": render.data("infra/Dockerfile.j2"),
     }
     if answers.cluster is not None:
-        cluster = {**vars(answers), "partition": _partition(answers.region), **_VERSIONS}
-        texts["cluster.yaml"] = render.data("infra/cluster.yaml.j2", **cluster)
+        china, government = (answers.region.startswith(start) for start in ("cn-", "us-gov-"))
+        texts["cluster.yaml"] = render.data(
+            "infra/cluster.yaml.j2",
+            **vars(answers),
+            version=_PCLUSTER_VERSION,
+            partition="aws-cn" if china else "aws-us-gov" if government else "aws",
+        )
     return texts
 
 
@@ -212,8 +205,3 @@ def commands(answers: Answers) -> list[str]:
         cluster = ("--cluster-name", answers.name, "--cluster-configuration", "cluster.yaml")
         argvs.append(("pcluster", "create-cluster", *region, *cluster))
     return [shell.command(*words) for words in argvs]
-
-
-def _partition(region: str) -> str:
-    names = (name for prefix, name in _PARTITIONS.items() if region.startswith(prefix))
-    return next(names, "aws")

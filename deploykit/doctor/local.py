@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import resource
 import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from deploykit.job.decode import decode, from_json, read_json
+from deploykit.job.decode import decode, read_json
 from deploykit.job.model import JobSpec
-from deploykit.lib import paths, shell
+from deploykit.lib import paths, shell, units
 from deploykit.lib.errors import BackendUnavailable, NotFound
 from deploykit.lib.finding import Finding, Fix
 
@@ -29,9 +27,8 @@ _THREADS_PER_RANK = 128
 _TIMEOUT = 120
 
 _PROBE = """
-import sys
-sys.path = [sys.argv[1], *filter(None, sys.path)]  # without the working folder
-import json, socket
+import json, socket, sys
+sys.path.insert(0, sys.argv[1])
 from deploykit_node.network import interfaces
 try:
     address = socket.getaddrinfo(socket.gethostname(), None)[0][4][0]
@@ -85,36 +82,23 @@ def inspect(python: str | None) -> LocalMachine:
     done = shell.run(argv, timeout=_TIMEOUT)
     if done.code:
         last = done.err.strip().splitlines()[-1:] or ["no output"]
-        raise BackendUnavailable(
-            f"{python} failed: {last[0]}",
-            hint="correct local.python, or recreate the environment",
-        )
-    probed = _probed(done.out, python)
+        hint = "correct local.python, or recreate the environment"
+        raise BackendUnavailable(f"{python} failed: {last[0]}", hint=hint)
+    try:
+        probed = json.loads(done.out.splitlines()[-1])  # a sitecustomize may print before it
+    except (IndexError, ValueError):
+        message = f"{python} failed: it exited with 0 but printed no facts"
+        raise BackendUnavailable(message, hint="correct local.python") from None
     return LocalMachine(
+        **{**probed, "interfaces_up": tuple(probed["interfaces_up"])},
         python=python,
-        torch=probed["torch"],
-        cuda=probed["cuda"],
-        import_error=probed["import_error"],
-        visible_gpus=probed["visible_gpus"],
         gpus=tuple(_driver_gpus()),
-        shm_free=_free(_SHM),
+        shm_free=shutil.disk_usage(_SHM).free if Path(_SHM).is_dir() else 0,
         max_open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         max_processes=resource.getrlimit(resource.RLIMIT_NPROC)[0],
         max_locked_memory=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         has_infiniband=Path("/dev/infiniband").is_dir(),
-        interfaces_up=tuple(probed["interfaces_up"]),
-        host_address=probed["host_address"],
     )
-
-
-def _probed(output: str, python: str) -> dict[str, Any]:
-    """The last line of the probe's output; a sitecustomize may print before it."""
-    try:
-        return dict(from_json(output.splitlines()[-1]))
-    except (IndexError, TypeError, ValueError):
-        raise BackendUnavailable(
-            f"{python} failed: it exited with 0 but printed no facts", hint="correct local.python"
-        ) from None
 
 
 def save(machine: LocalMachine, folder: Path) -> None:
@@ -156,25 +140,15 @@ def _driver_gpus() -> list[str]:
     return [line.strip() for line in listed.out.splitlines() if line.startswith("GPU ")]
 
 
-def _free(folder: str) -> int:
-    try:
-        usage = os.statvfs(folder)
-    except OSError:
-        return 0
-    return usage.f_bavail * usage.f_frsize
-
-
 def _pytorch(machine: LocalMachine) -> Iterator[Finding]:
     if machine.import_error:
+        summary = "install PyTorch there, or set local.python to another Python"
         yield Finding(
             "torch_missing",
             "error",
             "the trainer's Python cannot import PyTorch",
             (f"{machine.python}: {machine.import_error}",),
-            Fix(
-                "install PyTorch there, or set local.python to another Python",
-                cli=_pip(machine, "torch"),
-            ),
+            Fix(summary, cli=_pip(machine, "torch")),
         )
 
 
@@ -210,23 +184,20 @@ def _gpus(job: JobSpec, machine: LocalMachine) -> Iterator[Finding]:
 
 
 def _shared_memory(job: JobSpec, machine: LocalMachine) -> Iterator[Finding]:
-    usual = _SHM_PER_RANK * job.resources.world_size
-    if machine.shm_free < usual:
+    ranks = job.resources.world_size
+    free, usual = units.memory(machine.shm_free), units.memory(_SHM_PER_RANK * ranks)
+    if machine.shm_free < _SHM_PER_RANK * ranks:
         yield Finding(
             "shm_small",
             "warning",
-            f"{_SHM} has {_mib(machine.shm_free)} free; {job.resources.world_size} ranks with "
-            "loader workers usually need more, and a full /dev/shm kills them with a bus error",
-            (f"{_SHM}: {_mib(machine.shm_free)} free, {_mib(usual)} usually needed",),
+            f"{_SHM} has {free} free; {units.plural(ranks, 'rank')} with loader workers usually "
+            "need more, and a full /dev/shm kills them with a bus error",
+            (f"{_SHM}: {free} free, {usual} usually needed",),
             Fix(
                 "increase its size (in Docker: --shm-size=8g)",
                 cli=f"mount -o remount,size=8G {_SHM}\n",
             ),
         )
-
-
-def _mib(size: int) -> str:
-    return f"{size // 1024**2} MiB"
 
 
 def _limits(job: JobSpec, machine: LocalMachine) -> Iterator[Finding]:

@@ -106,32 +106,6 @@ def test_a_python_that_is_not_there_is_named(project, capsys):
     assert "/no/such/python" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["json.py", "socket.py", "torch.py", "deploykit_node.py"])
-def test_doctor_runs_no_module_of_the_working_folder(name, project, tmp_path):
-    """A module of a name that the probe imports, where a user stands or has unpacked something."""
-    ran = tmp_path / "ran"
-    (project / name).write_text(f"open({str(ran)!r}, 'w').close()\n")
-    argv = [sys.executable, "-P", "-m", "deploykit", "doctor", "--backend", "local", "--json"]
-    done = subprocess.run(argv, capture_output=True, check=False)
-    assert done.returncode in {0, 80}, done.stderr
-    assert not ran.exists()
-
-
-def test_doctor_says_first_which_python_of_the_job_file_it_runs(project, tmp_path):
-    """Such as one that somebody else's job file names below the folder it came in."""
-    evil = project / "evil.sh"
-    evil.write_text(f"#!/bin/sh\ncat {str(tmp_path / 'said')!r} > {str(tmp_path / 'before')!r}\n")
-    evil.chmod(0o700)
-    where = "/proc/self/cwd/evil.sh"
-    with (tmp_path / "said").open("w") as said:
-        subprocess.run(
-            [sys.executable, "-m", "deploykit", "doctor", "--set", f"local.python={where}"],
-            stderr=said,
-            check=False,
-        )
-    assert f"doctor runs {where}, which the job file names" in (tmp_path / "before").read_text()
-
-
 MOUNTS = """\
 overlay / overlay rw 0 0
 tmpfs /dev/shm tmpfs rw 0 0

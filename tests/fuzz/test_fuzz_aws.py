@@ -42,7 +42,6 @@ NEEDS = Requirements(
     read=("other",),
     owner="123456789012",
     quota="ml.p4d.24xlarge for training job usage",
-    encrypted=True,
     secrets=("ssm",),
     peers=(Flow("tcp", (HTTPS,)),),
 )
