@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import textwrap
 from pathlib import Path
-from typing import Any
 
 from deploykit.backends import capabilities
 from deploykit.cli import output
@@ -62,13 +61,23 @@ def run(args: argparse.Namespace) -> int:
     if args.save and args.saved:
         raise UsageError("--save and --from cannot be used together")
     file = lifecycle.load(args.job, args.set, args.backend, args.arguments)
-    names = list(file.sections)
-    findings = [(name, one) for name in names for one in _examine(name, file, args)]
+    by_backend = {name: _examine(name, file, args) for name in file.sections}
+    findings = [one for own in by_backend.values() for one in own]
     if args.json:
-        output.emit({"findings": [_data(name, one) for name, one in findings]})
+        records = [
+            {"backend": name, **vars(one), "fix": vars(one.fix)}
+            for name, own in by_backend.items()
+            for one in own
+        ]
+        output.emit({"findings": records})
     else:
-        _print(names, findings, args.fix)
-    return FAULT_FOUND if finding.blocks(one for _, one in findings) else 0
+        for name, own in by_backend.items():
+            output.say(f"{name}: {finding.count(own)}")
+            for one in own:
+                output.say("")
+                _print_one(one, args.fix)
+        _print_hints(findings, args.fix)
+    return FAULT_FOUND if finding.blocks(findings) else 0
 
 
 def _examine(name: str, file: JobFile, args: argparse.Namespace) -> list[Finding]:
@@ -79,28 +88,11 @@ def _examine(name: str, file: JobFile, args: argparse.Namespace) -> list[Finding
     return finding.by_severity(findings)
 
 
-def _data(name: str, one: Finding) -> dict[str, Any]:
-    return {
-        "backend": name,
-        "code": one.code,
-        "severity": one.severity,
-        "message": one.message,
-        "evidence": one.evidence,
-        "fix": vars(one.fix),
-    }
-
-
-def _print(names: list[str], findings: list[tuple[str, Finding]], language: str) -> None:
-    for name in names:
-        own = [one for where, one in findings if where == name]
-        output.say(f"{name}: {finding.count(own)}")
-        for one in own:
-            output.say("")
-            _print_one(one, language)
-    if language == fixes.CLI and any(one.fix.terraform for _, one in findings):
+def _print_hints(findings: list[Finding], language: str) -> None:
+    if language == fixes.CLI and any(one.fix.terraform for one in findings):
         output.say("")
         output.say("the same fixes for Terraform: --fix terraform")
-    if any(one.code.startswith(("peers_", "efa_", "encryption_")) for _, one in findings):
+    if any(one.code.startswith(("peers_", "efa_", "encryption_")) for one in findings):
         output.say("what security groups must allow, and why: deploykit guide security-groups")
 
 
