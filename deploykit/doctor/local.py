@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploykit.job import machine as hardware
 from deploykit.job.decode import decode, read_json
 from deploykit.job.model import JobSpec
 from deploykit.lib import paths, shell, units
@@ -59,8 +60,8 @@ class LocalMachine:
     """Why PyTorch cannot be imported; empty if it can."""
     visible_gpus: int
     """GPUs that PyTorch can use."""
-    gpus: tuple[str, ...]
-    """GPUs that the driver lists."""
+    gpus: int | None
+    """GPUs that `job.machine` counts, as for `check`; None where it cannot know."""
     shm_free: int
     """Free bytes of /dev/shm; 0 if it is missing."""
     max_open_files: int
@@ -92,7 +93,7 @@ def inspect(python: str | None) -> LocalMachine:
     return LocalMachine(
         **{**probed, "interfaces_up": tuple(probed["interfaces_up"])},
         python=python,
-        gpus=tuple(_driver_gpus()),
+        gpus=hardware.gpus(hardware.visible({})),
         shm_free=shutil.disk_usage(_SHM).free if Path(_SHM).is_dir() else 0,
         max_open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         max_processes=resource.getrlimit(resource.RLIMIT_NPROC)[0],
@@ -130,16 +131,6 @@ def findings(job: JobSpec, machine: LocalMachine) -> Iterator[Finding]:
     yield from _network(job, machine)
 
 
-def _driver_gpus() -> list[str]:
-    if shutil.which("nvidia-smi") is None:
-        return []
-    try:
-        listed = shell.run(["nvidia-smi", "-L"], timeout=_TIMEOUT)
-    except BackendUnavailable:
-        return []
-    return [line.strip() for line in listed.out.splitlines() if line.startswith("GPU ")]
-
-
 def _pytorch(machine: LocalMachine) -> Iterator[Finding]:
     if machine.import_error:
         summary = "install PyTorch there, or set local.python to another Python"
@@ -157,7 +148,9 @@ def _pip(machine: LocalMachine, *words: str) -> str:
 
 
 def _gpus(job: JobSpec, machine: LocalMachine) -> Iterator[Finding]:
-    if machine.gpus and machine.torch and machine.visible_gpus < len(machine.gpus):
+    if machine.gpus is None:
+        return
+    if machine.torch and machine.visible_gpus < machine.gpus:
         build = f"built for CUDA {machine.cuda}" if machine.cuda else "built without CUDA"
         summary = (
             "install a build of PyTorch that the driver supports; `nvidia-smi` shows its CUDA "
@@ -166,20 +159,19 @@ def _gpus(job: JobSpec, machine: LocalMachine) -> Iterator[Finding]:
         yield Finding(
             "gpus_unused",
             "error" if job.resources.gpus_per_node else "warning",
-            f"GPUs: the driver lists {len(machine.gpus)}, but PyTorch can use "
-            f"{machine.visible_gpus}",
-            (f"PyTorch {machine.torch}, {build}", *machine.gpus[:1]),
+            f"GPUs: this host has {machine.gpus}, but PyTorch can use {machine.visible_gpus}",
+            (f"PyTorch {machine.torch}, {build}",),
             Fix(summary, cli=_pip(machine, "--force-reinstall", "torch")),
         )
     requested = job.resources.gpus_per_node
-    if requested > len(machine.gpus):
+    if requested > machine.gpus:
         yield Finding(
             "gpus_too_few",
             "warning",
-            f"GPUs per node: the job requests {requested}, but this host has {len(machine.gpus)}: "
+            f"GPUs per node: the job requests {requested}, but this host has {machine.gpus}: "
             "ranks without a GPU train on the CPU",
-            tuple(machine.gpus) or ("nvidia-smi lists no GPU",),
-            Fix("request fewer", settings={"resources.gpus_per_node": str(len(machine.gpus))}),
+            (f"usable GPUs: {machine.gpus}",),
+            Fix("request fewer", settings={"resources.gpus_per_node": str(machine.gpus)}),
         )
 
 

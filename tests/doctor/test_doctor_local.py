@@ -24,7 +24,7 @@ GOOD = LocalMachine(
     cuda="13.0",
     import_error="",
     visible_gpus=2,
-    gpus=("GPU 0: A100", "GPU 1: A100"),
+    gpus=2,
     shm_free=8 * 2**30,
     max_open_files=65536,
     max_processes=-1,
@@ -51,7 +51,8 @@ def test_a_good_machine_has_no_findings():
     [
         ({"import_error": "ImportError: no torch", "torch": ""}, [("torch_missing", "error")]),
         ({"visible_gpus": 0, "cuda": ""}, [("gpus_unused", "error")]),
-        ({"gpus": ("GPU 0: A100",)}, [("gpus_too_few", "warning")]),
+        ({"gpus": 1}, [("gpus_too_few", "warning")]),
+        ({"gpus": None, "visible_gpus": 0}, []),
         ({"shm_free": 64 * 2**20}, [("shm_small", "warning")]),
         ({"max_open_files": 60}, [("limit", "error")]),
         ({"max_processes": 100}, [("limit", "error")]),

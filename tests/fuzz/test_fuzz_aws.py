@@ -157,7 +157,7 @@ MACHINE = {
     "cuda": "",
     "import_error": "",
     "visible_gpus": 0,
-    "gpus": ["a"],
+    "gpus": 1,
     "shm_free": 1 << 30,
     "max_open_files": 1024,
     "max_processes": 1,

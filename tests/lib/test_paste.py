@@ -174,7 +174,7 @@ def test_the_python_of_saved_facts_is_one_word(value, tmp_path):
         cuda="",
         import_error="x",
         visible_gpus=0,
-        gpus=(),
+        gpus=0,
         shm_free=1 << 40,
         max_open_files=-1,
         max_processes=-1,
@@ -184,7 +184,7 @@ def test_the_python_of_saved_facts_is_one_word(value, tmp_path):
         host_address="x",
     )
     job = JobSpec("one", Entrypoint("train.py"), Resources(600))
-    torchless = dataclasses.replace(found, import_error="", torch="2", gpus=("GPU 0",))
+    torchless = dataclasses.replace(found, import_error="", torch="2", gpus=1)
     for machine_, words in (
         (found, ["install", "torch"]),
         (torchless, ["install", "--force-reinstall", "torch"]),
