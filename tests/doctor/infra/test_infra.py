@@ -20,12 +20,13 @@ from botocore.exceptions import ClientError
 
 from deploykit.cli import main as cli
 from deploykit.doctor import infra
-from tests.doctor.infra.infra_answers import GIVEN
 from tests.programs import need
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
+GIVEN = ROOT / "infra/aws/infra.yaml"
+"""The repository's own answers."""
 REGION = "us-east-1"
 
 
