@@ -57,25 +57,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the findings of each backend; return FAULT_FOUND where one stops the job."""
+    """Print the findings of each backend; return FAULT_FOUND if one stops the job."""
     if args.save and args.saved:
         raise UsageError("--save and --from cannot be used together")
     file = lifecycle.load(args.job, args.set, args.backend, args.arguments)
     by_backend = {name: _examine(name, file, args) for name in file.sections}
-    findings = [one for own in by_backend.values() for one in own]
+    findings = [result for own in by_backend.values() for result in own]
     if args.json:
         records = [
-            {"backend": name, **vars(one), "fix": vars(one.fix)}
+            {"backend": name, **vars(result), "fix": vars(result.fix)}
             for name, own in by_backend.items()
-            for one in own
+            for result in own
         ]
         output.emit({"findings": records})
     else:
         for name, own in by_backend.items():
             output.say(f"{name}: {finding.count(own)}")
-            for one in own:
+            for result in own:
                 output.say("")
-                _print_one(one, args.fix)
+                _print_finding(result, args.fix)
         _print_hints(findings, args.fix)
     return FAULT_FOUND if finding.blocks(findings) else 0
 
@@ -89,24 +89,24 @@ def _examine(name: str, file: JobFile, args: argparse.Namespace) -> list[Finding
 
 
 def _print_hints(findings: list[Finding], language: str) -> None:
-    if language == fixes.CLI and any(one.fix.terraform for one in findings):
+    if language == fixes.CLI and any(result.fix.terraform for result in findings):
         output.say("")
         output.say("the same fixes for Terraform: --fix terraform")
-    if any(one.code.startswith(("peers_", "efa_", "encryption_")) for one in findings):
+    if any(result.code.startswith(("peers_", "efa_", "encryption_")) for result in findings):
         output.say("what security groups must allow, and why: deploykit guide security-groups")
 
 
-def _print_one(one: Finding, language: str) -> None:
-    output.say(*_wrapped(f"{one.severity}: {one.message}", "  "))
-    for proof in one.evidence:
+def _print_finding(result: Finding, language: str) -> None:
+    output.say(*_wrapped(f"{result.severity}: {result.message}", "  "))
+    for proof in result.evidence:
         output.say(f"  proof  {proof}")
-    output.say(*_wrapped(f"  fix    {one.fix.summary}", " " * 9))
-    for key, value in one.fix.settings.items():
+    output.say(*_wrapped(f"  fix    {result.fix.summary}", " " * 9))
+    for key, value in result.fix.settings.items():
         output.say(f"         in the job file: {key}: {value}")
-    code = one.fix.terraform if language == fixes.TERRAFORM else one.fix.cli
-    if one.fix.cli and not code:
+    code = result.fix.terraform if language == fixes.TERRAFORM else result.fix.cli
+    if result.fix.cli and not code:
         output.say(f"         (not available in {language}; use the command:)")
-    if text := code or one.fix.cli:
+    if text := code or result.fix.cli:
         output.block("".join(f"    {line}\n" for line in text.rstrip().split("\n")))
 
 

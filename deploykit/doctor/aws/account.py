@@ -88,7 +88,7 @@ def _role(network: Network) -> Iterator[Finding]:
             "role_trust",
             "error",
             f"SageMaker cannot assume the role {job.role_name}: it does not trust {_SERVICE}",
-            tuple(f"{job.role_name} trusts: {policies.shown(one)}" for one in kept),
+            tuple(f"{job.role_name} trusts: {policies.shown(statement)}" for statement in kept),
             network.fix("role-trust", summary, role=job.role_name, trust=_trust(kept)),
         )
     if network.answered("role-policies"):

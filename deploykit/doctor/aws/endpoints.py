@@ -33,9 +33,9 @@ def _dns(network: Network) -> Iterator[Finding]:
         message = "DNS is off in the VPC: no host name resolves, not even S3's"
         yield _attribute(network, vpc, "enableDnsSupport", "--enable-dns-support", message)
     private_names = [
-        one
-        for one in network.endpoints
-        if one.vpc == vpc.id and not one.gateway and one.private_dns
+        endpoint
+        for endpoint in network.endpoints
+        if endpoint.vpc == vpc.id and not endpoint.gateway and endpoint.private_dns
     ]
     if vpc.dns_hostnames is False and private_names:
         message = "the names of AWS services do not resolve to the VPC's endpoints"
@@ -169,7 +169,8 @@ def _interface_endpoint(network: Network, endpoint: Endpoint) -> Iterator[Findin
 def _policies(network: Network) -> Iterator[Finding]:
     """Actions on the job's buckets that the policy of the S3 gateway endpoint does not allow."""
     gateways = (network.s3_gateway(table) for table in network.job_tables)
-    for endpoint in {one.id: one for one in gateways if one is not None}.values():
+    by_id = {gateway.id: gateway for gateway in gateways if gateway is not None}
+    for endpoint in by_id.values():
         refused = {bucket: _refused(network, endpoint, bucket) for bucket in network.job.buckets}
         refused = {bucket: actions for bucket, actions in refused.items() if actions}
         if refused:
@@ -190,15 +191,15 @@ def _refusing_policy(
 ) -> Finding:
     statements = list(policies.statements(endpoint.policy))
     wanted = [pair for bucket in refused for pair in policies.bucket_actions(bucket)]
-    denying = [one for one in statements if any(policies.denies(one, *pair) for pair in wanted)]
+    denying = [s for s in statements if any(policies.denies(s, *pair) for pair in wanted)]
     allowing = [policies.allow_bucket(bucket) | {"Principal": "*"} for bucket in refused]
-    kept = [one for one in statements if one not in denying]
+    kept = [statement for statement in statements if statement not in denying]
     return Finding(
         "endpoint_policy",
         "error",
         f"the policy of {endpoint.id} (S3) does not allow "
         + "; ".join(f"{', '.join(actions)} on {bucket}" for bucket, actions in refused.items()),
-        tuple(f"{endpoint.id}: {policies.shown(one)}" for one in denying or statements),
+        tuple(f"{endpoint.id}: {policies.shown(statement)}" for statement in denying or statements),
         network.fix(
             "endpoint-policy",
             "allow the job's buckets" + (", and remove the Deny" if denying else ""),

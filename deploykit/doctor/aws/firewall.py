@@ -238,7 +238,7 @@ def _rule_missing(
         code,
         "error",
         message,
-        tuple(_listed(one, outbound=outbound) for one in network.job_groups),
+        tuple(_listed(member, outbound=outbound) for member in network.job_groups),
         rule_fix(
             network,
             group,

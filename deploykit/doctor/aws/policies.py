@@ -7,6 +7,7 @@ the policy of an endpoint, and could not be answered from saved facts.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -38,7 +39,7 @@ def document(statements: Iterable[Policy]) -> dict[str, Any]:
 def decide(policies: Iterable[Policy], action: str, resource: str | None) -> Decision:
     """Evaluate all policies together. If `resource` is None, any allowed resource counts."""
     decision: Decision = "absent"
-    for statement in (one for policy in policies for one in statements(policy)):
+    for statement in itertools.chain.from_iterable(map(statements, policies)):
         if denies(statement, action, resource):
             return "denied"
         if statement.get("Effect") == "Allow" and _matches_statement(statement, action, resource):
@@ -67,11 +68,11 @@ def statements(policy: Policy) -> Iterator[Policy]:
 def trusts(policy: Policy, service: str) -> bool:
     """Whether a trust policy allows a service to assume the role."""
     return any(
-        one.get("Effect") == "Allow"
-        and _matches_statement(one, "sts:AssumeRole", None)
-        and service in _listed(dict(one.get("Principal", {})).get("Service", ()))
-        for one in statements(policy)
-        if isinstance(one.get("Principal"), Mapping)
+        statement.get("Effect") == "Allow"
+        and _matches_statement(statement, "sts:AssumeRole", None)
+        and service in _listed(dict(statement.get("Principal", {})).get("Service", ()))
+        for statement in statements(policy)
+        if isinstance(statement.get("Principal"), Mapping)
     )
 
 
