@@ -40,6 +40,10 @@ _NUMBER_STEP = 10
 _PROTOCOL_NUMBERS = {"tcp": "6", "udp": "17"}
 
 
+def _rules(groups: Iterable[SecurityGroup], *, outbound: bool) -> list[SecurityGroupRule]:
+    return [rule for group in groups for rule in group.rules(outbound=outbound)]
+
+
 def missing_ports(
     flow: Flow, rules: Iterable[SecurityGroupRule], members: Collection[str], block: IPv4Network
 ) -> list[Ports]:
@@ -67,8 +71,7 @@ def _without(wanted: Ports, opened: Sequence[Ports]) -> Iterator[Ports]:
 
 def admits_https(groups: Iterable[SecurityGroup], members: set[str], block: IPv4Network) -> bool:
     """Whether groups admit HTTPS from hosts in `block` that belong to groups `members`."""
-    rules = [rule for group in groups for rule in group.inbound]
-    return not missing_ports(_HTTPS, rules, members, block)
+    return not missing_ports(_HTTPS, _rules(groups, outbound=False), members, block)
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,7 @@ def group_findings(network: Network) -> Iterator[Finding]:
             "error",
             f"security group not found in {job.region} of this account: {', '.join(missing)}",
             (f"sagemaker.security_group_ids: {', '.join(job.groups)}",),
-            _replacement(network, subnets[0]),
+            _replacement(network),
         )
     foreign = [group for group in network.existing_groups if group.vpc != network.vpc]
     if foreign:
@@ -153,7 +156,7 @@ def group_findings(network: Network) -> Iterator[Finding]:
                 *(f"{group.id}: {group.vpc}" for group in foreign),
                 f"{subnets[0].id}: {subnets[0].vpc}",
             ),
-            _replacement(network, subnets[0]),
+            _replacement(network),
         )
     if network.job_groups:
         for outbound in (False, True):
@@ -161,24 +164,22 @@ def group_findings(network: Network) -> Iterator[Finding]:
         yield from _to_s3(network)
 
 
-def _replacement(network: Network, subnet: Subnet) -> Fix:
-    """A group of the subnet's VPC that allows all traffic among its members, else a new one."""
+def _replacement(network: Network) -> Fix:
+    """A group of the VPC that allows all traffic among its members, else a new one."""
     for group in network.groups.values():
         both = all(_allows_members([group], outbound=outbound) for outbound in (False, True))
-        if group.vpc == subnet.vpc and both:
-            summary = f"{group.id} in {subnet.vpc} allows all traffic among its members"
+        if group.vpc == network.vpc and both:
+            summary = f"{group.id} in {network.vpc} allows all traffic among its members"
             return fixes.job_file(summary, security_group_ids=[group.id])
-    summary = f"create a group in {subnet.vpc} that allows all traffic among its members"
-    return network.fix("group", summary, vpc=subnet.vpc)
+    summary = f"create a group in {network.vpc} that allows all traffic among its members"
+    return network.fix("group", summary, vpc=network.vpc)
 
 
 def _allows_members(groups: Sequence[SecurityGroup], *, outbound: bool) -> bool:
     """Whether a rule that names a group allows all traffic among members, as EFA requires."""
     members = {group.id for group in groups}
     return any(
-        rule.protocol == "-1" and rule.peer in members
-        for group in groups
-        for rule in group.rules(outbound=outbound)
+        rule.protocol == "-1" and rule.peer in members for rule in _rules(groups, outbound=outbound)
     )
 
 
@@ -201,7 +202,7 @@ def _between_nodes(network: Network, *, outbound: bool) -> Iterator[Finding]:
     if job.efa:
         return
     members = [group.id for group in groups]
-    rules = [rule for group in groups for rule in group.rules(outbound=outbound)]
+    rules = _rules(groups, outbound=outbound)
     dropped = []
     for flow in job.peers:
         blocks = [subnet.block for subnet in network.job_subnets]
@@ -287,7 +288,7 @@ def _to_s3(network: Network) -> Iterator[Finding]:
     tables, groups = network.job_tables, network.job_groups
     if not any(map(network.reaches_s3, tables)):
         return
-    rules = [rule for group in groups for rule in group.outbound]
+    rules = _rules(groups, outbound=True)
     prefix_list = network.s3_prefix_list
     blocks = network.s3_blocks or (WORLD,)
     if not any(missing_ports(_HTTPS, rules, {prefix_list}, block) for block in blocks):
