@@ -74,7 +74,7 @@ def _missing(network: Network, missing: list[str]) -> Finding:
         impact = f"The job's secrets cannot be read without {for_secrets}."
     subnets = network.job_subnets
     groups = _groups_for_endpoints(network)
-    # the job's own groups serve if they also admit their members
+    # groups of the job that the endpoints would have, and that do not admit their own members yet
     inside = [
         group.id
         for group in network.job_groups
