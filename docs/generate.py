@@ -27,7 +27,7 @@ from deploykit.backends.sagemaker import oracle, request
 from deploykit.bundle import node_plane, source_tree
 from deploykit.cli import diagnose, doctor
 from deploykit.cli import main as cli
-from deploykit.doctor.infra.answers import Answers
+from deploykit.doctor.infra import Answers
 from deploykit.job import schema
 from deploykit.job.decode import (
     DURATION,

@@ -12,11 +12,10 @@ from __future__ import annotations
 import argparse
 import textwrap
 from pathlib import Path
-from typing import Any
 
 from deploykit.backends import capabilities
 from deploykit.cli import output
-from deploykit.doctor import snippets
+from deploykit.doctor import fixes
 from deploykit.job.file import JobFile
 from deploykit.lib import finding
 from deploykit.lib.errors import UsageError
@@ -51,76 +50,63 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--fix",
-        choices=snippets.LANGUAGES,
-        default=snippets.CLI,
-        help="language of the fixes (default: aws-cli); --json contains all",
+        choices=fixes.LANGUAGES,
+        default=fixes.CLI,
+        help="language of the fixes (default: aws-cli); --json contains both",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the findings of each backend; return FAULT_FOUND where one stops the job."""
+    """Print the findings of each backend; return FAULT_FOUND if one stops the job."""
     if args.save and args.saved:
         raise UsageError("--save and --from cannot be used together")
     file = lifecycle.load(args.job, args.set, args.backend, args.arguments)
-    names = list(file.sections)
-    findings = [(name, one) for name in names for one in _examine(name, file, args)]
+    by_backend = {name: _examine(name, file, args) for name in file.sections}
+    findings = [result for own in by_backend.values() for result in own]
     if args.json:
-        output.emit({"findings": [_data(name, one) for name, one in findings]})
+        records = [
+            {"backend": name, **vars(result), "fix": vars(result.fix)}
+            for name, own in by_backend.items()
+            for result in own
+        ]
+        output.emit({"findings": records})
     else:
-        _print(names, findings, args.fix)
-    return FAULT_FOUND if finding.blocks(one for _, one in findings) else 0
+        for name, own in by_backend.items():
+            output.say(f"{name}: {finding.count(own)}")
+            for result in own:
+                output.say("")
+                _print_finding(result, args.fix)
+        _print_hints(findings, args.fix)
+    return FAULT_FOUND if finding.blocks(findings) else 0
 
 
 def _examine(name: str, file: JobFile, args: argparse.Namespace) -> list[Finding]:
     """The findings of one backend, the worst first."""
     doctor = capabilities.require(name, capabilities.Doctor)
     lifecycle.check(file, name)
-    if isinstance(doctor, capabilities.NamedPython) and not args.saved:
-        python = doctor.named_python(file.job, file.sections[name])
-        output.note(*([f"doctor runs {python}, which the job file names"] if python else []))
     findings = doctor.examine(file.job, file.sections[name], saved=args.saved, save=args.save)
     return finding.by_severity(findings)
 
 
-def _data(name: str, one: Finding) -> dict[str, Any]:
-    return {
-        "backend": name,
-        "code": one.code,
-        "severity": one.severity,
-        "message": one.message,
-        "evidence": one.evidence,
-        "fix": vars(one.fix),
-    }
-
-
-def _print(names: list[str], findings: list[tuple[str, Finding]], language: str) -> None:
-    for name in names:
-        own = [one for where, one in findings if where == name]
-        output.say(f"{name}: {finding.count(own)}")
-        for one in own:
-            output.say("")
-            _print_one(one, language)
-    if language == snippets.CLI and any(one.fix.cloudformation for _, one in findings):
+def _print_hints(findings: list[Finding], language: str) -> None:
+    if language == fixes.CLI and any(result.fix.terraform for result in findings):
         output.say("")
-        output.say("the same fixes in another language: --fix cloudformation, --fix terraform")
-    if any(one.code.startswith(("peers_", "efa_", "encryption_")) for _, one in findings):
+        output.say("the same fixes for Terraform: --fix terraform")
+    if any(result.code.startswith(("peers_", "efa_", "encryption_")) for result in findings):
         output.say("what security groups must allow, and why: deploykit guide security-groups")
 
 
-def _print_one(one: Finding, language: str) -> None:
-    output.say(*_wrapped(f"{one.severity}: {one.message}", "  "))
-    for proof in one.evidence:
+def _print_finding(result: Finding, language: str) -> None:
+    output.say(*_wrapped(f"{result.severity}: {result.message}", "  "))
+    for proof in result.evidence:
         output.say(f"  proof  {proof}")
-    output.say(*_wrapped(f"  fix    {one.fix.summary}", " " * 9))
-    for key, value in one.fix.settings.items():
+    output.say(*_wrapped(f"  fix    {result.fix.summary}", " " * 9))
+    for key, value in result.fix.settings.items():
         output.say(f"         in the job file: {key}: {value}")
-    code = {
-        snippets.CLOUDFORMATION: one.fix.cloudformation,
-        snippets.TERRAFORM: one.fix.terraform,
-    }.get(language, one.fix.cli)
-    if one.fix.cli and not code:
+    code = result.fix.terraform if language == fixes.TERRAFORM else result.fix.cli
+    if result.fix.cli and not code:
         output.say(f"         (not available in {language}; use the command:)")
-    if text := code or one.fix.cli:
+    if text := code or result.fix.cli:
         output.block("".join(f"    {line}\n" for line in text.rstrip().split("\n")))
 
 

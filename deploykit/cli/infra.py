@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 from deploykit.cli import output
-from deploykit.doctor.infra import rendering, validation
+from deploykit.doctor import infra
 from deploykit.job.model import Problem
 from deploykit.lib import shell
 from deploykit.lib.errors import JobFileError, UsageError
@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Render the files, or check the answers."""
-    chosen = validation.load(args.answers)
-    files = dict(rendering.files(chosen))
+    chosen = infra.load(args.answers)
+    files = dict(infra.files(chosen))
     if args.action == "check":
         linted = _lint(files["stack.yaml"])
         _print(args, [f"{args.answers}: no errors"], {"files": list(files), "linted": linted})
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
             output.note(f"note: {_LINTER} is not installed; install it to check the stack further")
         return 0
     _write(args.out, files, force=args.force)
-    steps = rendering.commands(chosen)
+    steps = infra.commands(chosen)
     wrote = f"wrote {', '.join(files)} in {args.out}; next, there:"
     _print(args, [wrote, *steps], {"folder": str(args.out), "files": list(files), "next": steps})
     return 0

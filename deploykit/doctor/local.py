@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import resource
 import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from deploykit.job.decode import decode, from_json, read_json
+from deploykit.job import machine as hardware
+from deploykit.job.decode import decode, read_json
 from deploykit.job.model import JobSpec
-from deploykit.lib import paths, shell
+from deploykit.lib import paths, shell, units
 from deploykit.lib.errors import BackendUnavailable, NotFound
 from deploykit.lib.finding import Finding, Fix
 
@@ -29,9 +28,8 @@ _THREADS_PER_RANK = 128
 _TIMEOUT = 120
 
 _PROBE = """
-import sys
-sys.path = [sys.argv[1], *filter(None, sys.path)]  # without the working folder
-import json, socket
+import json, socket, sys
+sys.path.insert(0, sys.argv[1])
 from deploykit_node.network import interfaces
 try:
     address = socket.getaddrinfo(socket.gethostname(), None)[0][4][0]
@@ -62,8 +60,8 @@ class LocalMachine:
     """Why PyTorch cannot be imported; empty if it can."""
     visible_gpus: int
     """GPUs that PyTorch can use."""
-    gpus: tuple[str, ...]
-    """GPUs that the driver lists."""
+    gpus: int | None
+    """GPUs that `job.machine` counts, as for `check`; None where it cannot know."""
     shm_free: int
     """Free bytes of /dev/shm; 0 if it is missing."""
     max_open_files: int
@@ -85,36 +83,23 @@ def inspect(python: str | None) -> LocalMachine:
     done = shell.run(argv, timeout=_TIMEOUT)
     if done.code:
         last = done.err.strip().splitlines()[-1:] or ["no output"]
-        raise BackendUnavailable(
-            f"{python} failed: {last[0]}",
-            hint="correct local.python, or recreate the environment",
-        )
-    probed = _probed(done.out, python)
+        hint = "correct local.python, or recreate the environment"
+        raise BackendUnavailable(f"{python} failed: {last[0]}", hint=hint)
+    try:
+        probed = json.loads(done.out.splitlines()[-1])  # a sitecustomize may print before it
+    except (IndexError, ValueError):
+        message = f"{python} failed: it exited with 0 but printed no facts"
+        raise BackendUnavailable(message, hint="correct local.python") from None
     return LocalMachine(
+        **{**probed, "interfaces_up": tuple(probed["interfaces_up"])},
         python=python,
-        torch=probed["torch"],
-        cuda=probed["cuda"],
-        import_error=probed["import_error"],
-        visible_gpus=probed["visible_gpus"],
-        gpus=tuple(_driver_gpus()),
-        shm_free=_free(_SHM),
+        gpus=hardware.gpus(hardware.visible({})),
+        shm_free=shutil.disk_usage(_SHM).free if Path(_SHM).is_dir() else 0,
         max_open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         max_processes=resource.getrlimit(resource.RLIMIT_NPROC)[0],
         max_locked_memory=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         has_infiniband=Path("/dev/infiniband").is_dir(),
-        interfaces_up=tuple(probed["interfaces_up"]),
-        host_address=probed["host_address"],
     )
-
-
-def _probed(output: str, python: str) -> dict[str, Any]:
-    """The last line of the probe's output; a sitecustomize may print before it."""
-    try:
-        return dict(from_json(output.splitlines()[-1]))
-    except (IndexError, TypeError, ValueError):
-        raise BackendUnavailable(
-            f"{python} failed: it exited with 0 but printed no facts", hint="correct local.python"
-        ) from None
 
 
 def save(machine: LocalMachine, folder: Path) -> None:
@@ -146,35 +131,15 @@ def findings(job: JobSpec, machine: LocalMachine) -> Iterator[Finding]:
     yield from _network(job, machine)
 
 
-def _driver_gpus() -> list[str]:
-    if shutil.which("nvidia-smi") is None:
-        return []
-    try:
-        listed = shell.run(["nvidia-smi", "-L"], timeout=_TIMEOUT)
-    except BackendUnavailable:
-        return []
-    return [line.strip() for line in listed.out.splitlines() if line.startswith("GPU ")]
-
-
-def _free(folder: str) -> int:
-    try:
-        usage = os.statvfs(folder)
-    except OSError:
-        return 0
-    return usage.f_bavail * usage.f_frsize
-
-
 def _pytorch(machine: LocalMachine) -> Iterator[Finding]:
     if machine.import_error:
+        summary = "install PyTorch there, or set local.python to another Python"
         yield Finding(
             "torch_missing",
             "error",
             "the trainer's Python cannot import PyTorch",
             (f"{machine.python}: {machine.import_error}",),
-            Fix(
-                "install PyTorch there, or set local.python to another Python",
-                cli=_pip(machine, "torch"),
-            ),
+            Fix(summary, cli=_pip(machine, "torch")),
         )
 
 
@@ -183,7 +148,9 @@ def _pip(machine: LocalMachine, *words: str) -> str:
 
 
 def _gpus(job: JobSpec, machine: LocalMachine) -> Iterator[Finding]:
-    if machine.gpus and machine.torch and machine.visible_gpus < len(machine.gpus):
+    if machine.gpus is None:
+        return
+    if machine.torch and machine.visible_gpus < machine.gpus:
         build = f"built for CUDA {machine.cuda}" if machine.cuda else "built without CUDA"
         summary = (
             "install a build of PyTorch that the driver supports; `nvidia-smi` shows its CUDA "
@@ -192,41 +159,37 @@ def _gpus(job: JobSpec, machine: LocalMachine) -> Iterator[Finding]:
         yield Finding(
             "gpus_unused",
             "error" if job.resources.gpus_per_node else "warning",
-            f"GPUs: the driver lists {len(machine.gpus)}, but PyTorch can use "
-            f"{machine.visible_gpus}",
-            (f"PyTorch {machine.torch}, {build}", *machine.gpus[:1]),
+            f"GPUs: this host has {machine.gpus}, but PyTorch can use {machine.visible_gpus}",
+            (f"PyTorch {machine.torch}, {build}",),
             Fix(summary, cli=_pip(machine, "--force-reinstall", "torch")),
         )
     requested = job.resources.gpus_per_node
-    if requested > len(machine.gpus):
+    if requested > machine.gpus:
         yield Finding(
             "gpus_too_few",
             "warning",
-            f"GPUs per node: the job requests {requested}, but this host has {len(machine.gpus)}: "
+            f"GPUs per node: the job requests {requested}, but this host has {machine.gpus}: "
             "ranks without a GPU train on the CPU",
-            tuple(machine.gpus) or ("nvidia-smi lists no GPU",),
-            Fix("request fewer", settings={"resources.gpus_per_node": str(len(machine.gpus))}),
+            (f"usable GPUs: {machine.gpus}",),
+            Fix("request fewer", settings={"resources.gpus_per_node": str(machine.gpus)}),
         )
 
 
 def _shared_memory(job: JobSpec, machine: LocalMachine) -> Iterator[Finding]:
-    usual = _SHM_PER_RANK * job.resources.world_size
-    if machine.shm_free < usual:
+    ranks = job.resources.world_size
+    free, usual = units.memory(machine.shm_free), units.memory(_SHM_PER_RANK * ranks)
+    if machine.shm_free < _SHM_PER_RANK * ranks:
         yield Finding(
             "shm_small",
             "warning",
-            f"{_SHM} has {_mib(machine.shm_free)} free; {job.resources.world_size} ranks with "
-            "loader workers usually need more, and a full /dev/shm kills them with a bus error",
-            (f"{_SHM}: {_mib(machine.shm_free)} free, {_mib(usual)} usually needed",),
+            f"{_SHM} has {free} free; {units.plural(ranks, 'rank')} with loader workers usually "
+            "need more, and a full /dev/shm kills them with a bus error",
+            (f"{_SHM}: {free} free, {usual} usually needed",),
             Fix(
                 "increase its size (in Docker: --shm-size=8g)",
                 cli=f"mount -o remount,size=8G {_SHM}\n",
             ),
         )
-
-
-def _mib(size: int) -> str:
-    return f"{size // 1024**2} MiB"
 
 
 def _limits(job: JobSpec, machine: LocalMachine) -> Iterator[Finding]:

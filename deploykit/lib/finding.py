@@ -13,13 +13,13 @@ _ORDER: tuple[Severity, ...] = ("error", "unchecked", "warning", "note")
 
 @dataclass(frozen=True)
 class Fix:
-    """What to do, in one sentence; for a change of infrastructure, also in three languages."""
+    """What to do, in one sentence; for a change of infrastructure, also as code."""
 
     summary: str
     cli: str = ""
     """A shell script: commands of the AWS CLI or of this machine."""
-    cloudformation: str = ""
     terraform: str = ""
+    """The same for Terraform; empty if it cannot express the fix."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Keys of the job file with new values, as ``--set`` takes them."""
 

@@ -22,11 +22,19 @@ def shell(template: str, **values: Any) -> str:
 
 
 def data(template: str, **values: Any) -> str:
-    """Render a YAML or Terraform file; every ``{{ value }}`` becomes JSON, which both read.
+    """Render a YAML file; every ``{{ value }}`` becomes JSON, which YAML includes.
 
     Raises jinja2.UndefinedError for a name that is not among `values`.
     """
-    return _rendered(template, _hcl if template.endswith(".tf.j2") else _json, values)
+    return _rendered(template, _json, values)
+
+
+def terraform(template: str, **values: Any) -> str:
+    """Render a Terraform file; every ``{{ value }}`` becomes a literal of its language.
+
+    Raises jinja2.UndefinedError for a name that is not among `values`.
+    """
+    return _rendered(template, _hcl, values)
 
 
 def markdown(template: str, **values: Any) -> str:

@@ -114,7 +114,7 @@ def place(project, tmp_path):
     machine = dict.fromkeys(("python", "torch", "cuda", "import_error", "host_address"), words)
     limits = ("max_open_files", "max_processes", "max_locked_memory")
     machine |= dict.fromkeys(("visible_gpus", "shm_free", *limits), 0)
-    machine |= {"has_infiniband": True, "gpus": [words], "interfaces_up": [words]}
+    machine |= {"has_infiniband": True, "gpus": 1, "interfaces_up": [words]}
     (project / "facts").mkdir()
     (project / "facts/machine.json").write_text(json.dumps(machine))
     (project / "facts/get-caller-identity.json").write_text(

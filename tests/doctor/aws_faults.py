@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from tests.doctor.aws_vpcs import OPEN, REGION, IsolatedVpc, NatVpc, tcp
 
 EFA = "ml.p4d.24xlarge"
-WORLD = [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
 
 
 @dataclass(frozen=True)
@@ -43,55 +42,48 @@ def fault(finding, vpc, **more):
 
 @fault("peers_inbound", IsolatedVpc)
 def no_self_rule(vpc):
-    vpc.drop(vpc.group, egress=False)
+    vpc.only(egress=False)
 
 
 @fault("peers_inbound", NatVpc)
 def only_the_port_of_torchrun(vpc):
-    vpc.drop(vpc.group, egress=False)
-    vpc.allow(vpc.group, egress=False, **tcp(29400, 29500, vpc.group))
+    vpc.only(tcp(29400, 29500, vpc.group), egress=False)
 
 
 @fault("peers_inbound", IsolatedVpc)
 def ephemeral_ports_with_a_hole(vpc):
-    vpc.drop(vpc.group, egress=False)
-    vpc.allow(vpc.group, egress=False, **tcp(0, 39999, vpc.group))
-    vpc.allow(vpc.group, egress=False, **tcp(41000, 65535, "10.0.0.0/16"))
+    vpc.only(tcp(0, 39999, vpc.group), tcp(41000, 65535, "10.0.0.0/16"), egress=False)
 
 
 @fault("peers_outbound", NatVpc)
 def only_https_out(vpc):
-    vpc.drop(vpc.group, egress=True)
-    vpc.ec2.revoke_security_group_egress(GroupId=vpc.group, IpPermissions=WORLD)
-    vpc.allow(vpc.group, egress=True, **tcp(443, 443, "0.0.0.0/0"))
+    vpc.revoke_default()
+    vpc.only(tcp(443, 443, "0.0.0.0/0"), egress=True)
 
 
 @fault("s3_outbound", IsolatedVpc)
 def nothing_out_but_to_itself(vpc):
-    vpc.ec2.revoke_security_group_egress(GroupId=vpc.group, IpPermissions=WORLD)
+    vpc.revoke_default()
 
 
 @fault("efa_inbound", IsolatedVpc, kind=EFA)
 def efa_with_tcp_only(vpc):
-    vpc.drop(vpc.group, egress=False)
-    vpc.allow(vpc.group, egress=False, **tcp(0, 65535, vpc.group))
+    vpc.only(tcp(0, 65535, vpc.group), egress=False)
 
 
 @fault("efa_inbound", IsolatedVpc, kind=EFA)
 def efa_with_a_rule_for_addresses(vpc):
-    vpc.drop(vpc.group, egress=False)
-    rule = {"IpProtocol": "-1", "IpRanges": [{"CidrIp": "10.0.0.0/16"}]}
-    vpc.allow(vpc.group, egress=False, **rule)
+    vpc.only({"IpProtocol": "-1", "IpRanges": [{"CidrIp": "10.0.0.0/16"}]}, egress=False)
 
 
 @fault("efa_outbound", NatVpc, kind=EFA)
 def efa_with_the_usual_way_out(vpc):
-    vpc.drop(vpc.group, egress=True)
+    vpc.only(egress=True)
 
 
 @fault("efa_inbound", IsolatedVpc, kind="ml.g5.12xlarge", severity="warning")
 def perhaps_efa_with_tcp_only(vpc):
-    efa_with_tcp_only(vpc)
+    vpc.only(tcp(0, 65535, vpc.group), egress=False)
 
 
 ENCRYPTED = {"sagemaker.encrypt_inter_container_traffic": "true"}
@@ -99,18 +91,15 @@ ENCRYPTED = {"sagemaker.encrypt_inter_container_traffic": "true"}
 
 @fault("encryption_inbound", IsolatedVpc)
 def encryption_with_tcp_only(vpc):
-    vpc.drop(vpc.group, egress=False)
-    vpc.allow(vpc.group, egress=False, **tcp(0, 65535, vpc.group))
+    vpc.only(tcp(0, 65535, vpc.group), egress=False)
     return ENCRYPTED
 
 
 @fault("encryption_outbound", NatVpc)
 def encryption_without_esp_out(vpc):
-    vpc.drop(vpc.group, egress=True)
-    vpc.ec2.revoke_security_group_egress(GroupId=vpc.group, IpPermissions=WORLD)
-    vpc.allow(vpc.group, egress=True, **tcp(0, 65535, "0.0.0.0/0"))
+    vpc.revoke_default()
     udp = {**tcp(500, 500, vpc.group), "IpProtocol": "udp"}
-    vpc.allow(vpc.group, egress=True, **udp)
+    vpc.only(tcp(0, 65535, "0.0.0.0/0"), udp, egress=True)
     return ENCRYPTED
 
 
@@ -369,22 +358,15 @@ def role_for_buckets_of_sagemaker_only(vpc):
 KEY = "arn:aws:kms:us-east-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
 
 
-def _without(vpc, service):
-    """The role may do all but the actions of this service."""
-    allow = {"Effect": "Allow", "NotAction": f"{service}:*", "Resource": "*"}
-    policy = json.dumps({"Version": "2012-10-17", "Statement": allow})
-    vpc.client("iam").put_role_policy(RoleName="training", PolicyName="all", PolicyDocument=policy)
-
-
 @fault("role_permissions_kms", IsolatedVpc, kind="ml.p3.2xlarge", severity="warning")
 def role_without_the_key_of_the_output(vpc):
-    _without(vpc, "kms")
+    put_policy(vpc, {"Effect": "Allow", "NotAction": "kms:*", "Resource": "*"})
     return {"sagemaker.output_kms_key": KEY, "sagemaker.volume_kms_key": "alias/disks"}
 
 
 @fault("role_permissions_ssmmessages", IsolatedVpc, severity="warning")
 def role_without_sessions(vpc):
-    _without(vpc, "ssmmessages")
+    put_policy(vpc, {"Effect": "Allow", "NotAction": "ssmmessages:*", "Resource": "*"})
     return {"sagemaker.remote_debug": "true"}
 
 

@@ -150,9 +150,20 @@ class TrainingVpc:
         name = "revoke_security_group_" + ("egress" if egress else "ingress")
         getattr(self.ec2, name)(GroupId=group, IpPermissions=everything(group))
 
-    def allow(self, group, *, egress, **permission):
+    def allow(self, group, *permissions, egress):
         name = "authorize_security_group_" + ("egress" if egress else "ingress")
-        getattr(self.ec2, name)(GroupId=group, IpPermissions=[permission])
+        getattr(self.ec2, name)(GroupId=group, IpPermissions=list(permissions))
+
+    def only(self, *permissions, egress):
+        """Let the job's group allow these instead of all traffic of its members."""
+        self.drop(self.group, egress=egress)
+        for permission in permissions:
+            self.allow(self.group, permission, egress=egress)
+
+    def revoke_default(self):
+        """Remove EC2's default outbound rule from the job's group."""
+        world = [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
+        self.ec2.revoke_security_group_egress(GroupId=self.group, IpPermissions=world)
 
 
 class IsolatedVpc(TrainingVpc):
@@ -161,7 +172,7 @@ class IsolatedVpc(TrainingVpc):
     def __init__(self, moto, zone=ZONE):
         super().__init__(moto, zone)
         self.endpoint_group = self.add_group("endpoint_group")
-        self.allow(self.endpoint_group, egress=False, **tcp(443, 443, self.group))
+        self.allow(self.endpoint_group, tcp(443, 443, self.group), egress=False)
         self.endpoints = {name: self.add_endpoint(name) for name in SERVICES}
 
 

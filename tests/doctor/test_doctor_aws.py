@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from deploykit.cli import main as cli
 from tests.doctor.aws_faults import FAULTS
-from tests.doctor.aws_snippets import AWS, check_snippets, needs_programs
 from tests.doctor.aws_vpcs import IsolatedVpc, NatVpc
+from tests.doctor.terraform import AWS, check_terraform, needs_programs
 from tests.nightly import few
 
 pytestmark = [pytest.mark.aws, pytest.mark.slow]
@@ -43,7 +44,7 @@ def test_exactly_that_fault_is_found_and_its_fix_cures_it(fault, doctor, moto, t
     assert found.code == (80 if fault.severity == "error" else 0)
     assert one["evidence"]
     assert doctor(settings, "--from", str(saved), kind=fault.kind) == found
-    check_snippets(one["fix"], lint=fault in FIRST)
+    check_terraform(one["fix"])
     settings |= {**one["fix"]["settings"], **apply(one["fix"]["cli"])}
     after = doctor(settings, kind=fault.kind)
     assert (after.findings, after.code) == ([], 0)
@@ -67,3 +68,29 @@ def apply(script):
     )
     assert done.returncode == 0, f"{script}\n{done.stderr}"
     return dict(re.findall(r"^in the job file: (\S+): (.*)$", done.stdout, re.MULTILINE))
+
+
+GROUP_FAULTS = [fault for fault in FAULTS if fault.finding.startswith(("peers_", "efa_"))]
+
+
+def page(capsys, settings):
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    assert cli.main(["guide", "security-groups", "--job", "job.yaml", *words]) == 0
+    return capsys.readouterr().out
+
+
+@needs_programs
+@pytest.mark.parametrize("fault", few(GROUP_FAULTS, *GROUP_FAULTS[:3]), ids=lambda fault: fault.id)
+def test_the_page_names_the_missing_rule_and_its_command_adds_it(fault, doctor, moto, capsys):
+    vpc = fault.vpc(moto)
+    settings = {**vpc.settings, **(fault.break_(vpc) or {})}
+    (found,) = doctor(settings, kind=fault.kind).findings
+    text = page(capsys, settings)
+    assert f"### {found['severity']}: {found['message']}" in text
+    assert all(f"- {proof}" in text for proof in found["evidence"])
+    assert f"| `security_group_ids` | {settings['sagemaker.security_group_ids'].strip('[]')} |" in (
+        text
+    )
+    (command,) = re.findall(r"```sh\n(aws .*?)```", text, re.DOTALL)
+    apply(command)
+    assert "doctor found nothing wrong with the job's network." in page(capsys, settings)

@@ -6,11 +6,10 @@ import json
 
 import pytest
 
-from tests.doctor.aws_snippets import check_snippets, needs_programs
 from tests.doctor.aws_vpcs import IsolatedVpc
+from tests.doctor.terraform import check_terraform, needs_programs
 
 pytestmark = [pytest.mark.aws, pytest.mark.slow]
-DEDICATED = '"InstanceTenancy": "dedicated"'
 READ = ["ec2:Describe*", "iam:Get*", "iam:List*", "s3:*", "sts:*", "servicequotas:*"]
 
 
@@ -42,7 +41,7 @@ def test_a_denied_question_is_a_finding_and_the_others_go_on(
     assert unchecked["message"] == "permission denied: the check requires ec2:DescribeNetworkAcls"
     assert "ada" in unchecked["evidence"][0]
     assert "put-user-policy --user-name ada" in unchecked["fix"]["cli"]
-    check_snippets(unchecked["fix"], lint=True)
+    check_terraform(unchecked["fix"])
     assert doctor(vpc.settings, "--from", str(tmp_path)) == found
 
 
@@ -110,31 +109,34 @@ def test_a_deny_and_a_boundary_are_named(doctor, moto):
     assert "logs:PutLogEvents: the role's permissions boundary" in said
 
 
-@needs_programs
-def test_private_dns_that_is_off(doctor, moto):
-    """moto cannot enable it, so only the command is checked."""
-    vpc = IsolatedVpc(moto)
-    vpc.ec2.delete_vpc_endpoints(VpcEndpointIds=[vpc.endpoints["sts"]])
-    endpoint = vpc.add_endpoint("sts", PrivateDnsEnabled=False)
-    (one,) = doctor(vpc.settings).findings
-    assert one["code"] == "endpoint_dns"
-    command = f"modify-vpc-endpoint --region us-east-1 --vpc-endpoint-id {endpoint}"
-    assert command in one["fix"]["cli"]
-    assert one["fix"]["cli"].rstrip().endswith("--private-dns-enabled")
-    check_snippets(one["fix"], lint=True)
+UNKNOWN_TO_MOTO = {
+    "vpc_tenancy": (
+        *("describe-vpcs", '"InstanceTenancy": "default"', '"InstanceTenancy": "dedicated"'),
+        *("error", "modify-vpc-tenancy", "--instance-tenancy default"),
+    ),
+    "endpoint_dns": (
+        *("describe-vpc-endpoints", '"PrivateDnsEnabled": true', '"PrivateDnsEnabled": false'),
+        *("warning", "modify-vpc-endpoint", "--private-dns-enabled"),
+    ),
+}
 
 
 @needs_programs
-def test_a_vpc_of_dedicated_machines(doctor, moto, tmp_path):
-    """moto cannot create one, so its response is modified."""
+@pytest.mark.parametrize("code", UNKNOWN_TO_MOTO)
+def test_what_moto_cannot_create(doctor, moto, tmp_path, code):
+    """Its response is modified, and the command of the fix only read."""
     vpc = IsolatedVpc(moto)
     doctor(vpc.settings, "--save", str(tmp_path))
-    file = tmp_path / "describe-vpcs.json"
-    file.write_text(file.read_text().replace('"InstanceTenancy": "default"', DEDICATED))
-    (one,) = doctor(vpc.settings, "--from", str(tmp_path)).findings
-    assert one["code"] == "vpc_tenancy"
-    assert "--instance-tenancy default" in one["fix"]["cli"]
-    check_snippets(one["fix"], lint=True)
+    name, given, replaced, severity, command, option = UNKNOWN_TO_MOTO[code]
+    file = tmp_path / f"{name}.json"
+    assert given in file.read_text()
+    file.write_text(file.read_text().replace(given, replaced))
+    found = doctor(vpc.settings, "--from", str(tmp_path)).findings
+    assert {(one["code"], one["severity"]) for one in found} == {(code, severity)}
+    for one in found:
+        assert one["fix"]["cli"].startswith(f"aws ec2 {command} --region us-east-1 ")
+        assert one["fix"]["cli"].rstrip().endswith(option)
+        check_terraform(one["fix"])
 
 
 def test_a_bucket_that_is_another_accounts_is_not_looked_at(doctor, aws, moto):

@@ -133,32 +133,12 @@ def test_the_offered_policy_has_the_keys_and_the_sessions(doctor, moto):
     assert {"kms:CreateGrant", "ssmmessages:OpenDataChannel"} <= set(by_resource["*"])
 
 
-MILD = [
-    ("kms", {"sagemaker.output_kms_key": "alias/results"}, "kms:Decrypt, kms:Encrypt"),
-    ("ssmmessages", {"sagemaker.remote_debug": "true"}, "ssmmessages:CreateControlChannel"),
-]
-
-
-@pytest.mark.parametrize(("service", "settings", "actions"), MILD, ids=["kms", "ssm"])
-def test_a_role_without_its_key_or_sessions_is_warned_of(doctor, moto, service, settings, actions):
-    vpc = IsolatedVpc(moto)
-    allow = {"Effect": "Allow", "NotAction": f"{service}:*", "Resource": "*"}
-    policy = json.dumps({"Version": "2012-10-17", "Statement": allow})
-    vpc.client("iam").put_role_policy(RoleName="training", PolicyName="all", PolicyDocument=policy)
-    answer = doctor({**vpc.settings, **settings})
-    assert [(one["code"], one["severity"]) for one in answer.findings] == [
-        (f"role_permissions_{service}", "warning")
-    ]
-    assert actions in answer.findings[0]["message"]
-    assert answer.code == 0
-
-
 @pytest.mark.parametrize("kind", ["ml.g5.12xlarge", "ml.g5.48xlarge"])
 def test_efa_is_required_only_where_sagemaker_uses_it(doctor, moto, kind):
     """EC2 offers EFA with both; check and SageMaker's launcher know it of the larger only."""
     vpc = IsolatedVpc(moto)
     vpc.drop(vpc.group, egress=False)
-    vpc.allow(vpc.group, egress=False, **tcp(0, 65535, vpc.group))
+    vpc.allow(vpc.group, tcp(0, 65535, vpc.group), egress=False)
     answer = doctor(vpc.settings, kind=kind)
     certain = kind == "ml.g5.48xlarge"
     assert [(one["code"], one["severity"]) for one in answer.findings] == [

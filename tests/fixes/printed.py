@@ -49,6 +49,13 @@ def ended(run, *words):
     return cli.main(["wait", run]), log_of(run)
 
 
+def submitted(done):
+    """The exit code and the id of the run that a printed `deploykit rerun` has started."""
+    assert done.returncode == 0, done.stderr
+    run = done.stdout.partition(":")[0]
+    return cli.main(["wait", run]), run
+
+
 def log_of(run):
     """What the ranks and launchers of a run wrote."""
     return "".join(path.read_text() for path in sorted(paths.run_folder(run).glob("logs/*.log")))

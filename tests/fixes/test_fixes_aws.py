@@ -13,7 +13,8 @@ import boto3
 import pytest
 
 from tests.aws_server import SECTION
-from tests.doctor.aws_snippets import AWS
+from tests.doctor.aws_vpcs import TRUST
+from tests.doctor.terraform import AWS
 from tests.fixes.printed import commands, shell, starting
 
 pytestmark = [
@@ -26,16 +27,6 @@ name: one
 entrypoint: {script: train.py}
 resources: {nodes: 1, processes_per_node: 1, time_limit: 5m}
 """
-TRUST = {
-    "Version": "2012-10-17",
-    "Statement": [
-        {
-            "Effect": "Allow",
-            "Principal": {"Service": "sagemaker.amazonaws.com"},
-            "Action": "sts:AssumeRole",
-        }
-    ],
-}
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ import pytest
 from deploykit.cli import main as cli
 from deploykit.lib import paths
 from deploykit.run import lifecycle
-from tests.fixes.printed import commands, ended, log_of, shell, starting
+from tests.fixes.printed import commands, ended, log_of, shell, starting, submitted
 from tests.ports import free_port
 
 pytestmark = pytest.mark.torch
@@ -47,13 +47,6 @@ def job(tmp_path, monkeypatch):
         Path("job.yaml").write_text(JOB % (args, ranks, env) + more)
 
     return write
-
-
-def submitted(done):
-    """The id of the run that a printed `deploykit rerun` has started, once it has ended."""
-    assert done.returncode == 0, done.stderr
-    run = done.stdout.partition(":")[0]
-    return cli.main(["wait", run]), run
 
 
 def test_a_secret_file_that_others_can_read(job, capsys, tmp_path):

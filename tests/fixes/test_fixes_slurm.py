@@ -11,7 +11,7 @@ from deploykit.lib import paths
 from deploykit.run import registry
 from tests.backends.slurm.slurm_helpers import output, wait_for
 from tests.backends.slurm.survival_runs import cluster_of, configure, kill_task
-from tests.fixes.printed import commands, log_of, shell, starting
+from tests.fixes.printed import commands, log_of, shell, starting, submitted
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
 
@@ -40,13 +40,6 @@ def job(cluster, tmp_path, monkeypatch):
 
 def submit(run, *words):
     assert cli.main(["submit", "--backend", "slurm", "--run", run, *words]) == 0
-
-
-def submitted(done):
-    """Wait for the run that a printed `deploykit rerun` has sent: its code, and its id."""
-    assert done.returncode == 0, done.stderr
-    run = done.stdout.partition(":")[0]
-    return cli.main(["wait", run]), run
 
 
 def number_of(run):

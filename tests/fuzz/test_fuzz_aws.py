@@ -11,11 +11,10 @@ from deploykit.backends.sagemaker import doctor, monitor
 from deploykit.backends.slurm import doctor as slurm_doctor
 from deploykit.backends.slurm import options as slurm_options
 from deploykit.backends.slurm import site, site_checks
-from deploykit.doctor import aws, local
-from deploykit.doctor.aws import collect, inventory
+from deploykit.doctor import aws, infra, local
+from deploykit.doctor.aws import collect, network
 from deploykit.doctor.aws.requirements import HTTPS, Flow, Requirements
-from deploykit.doctor.infra import validation
-from deploykit.doctor.infra.answers import Answers
+from deploykit.doctor.infra import Answers
 from deploykit.job.decode import decode
 from deploykit.job.model import Entrypoint, JobSpec, LogLine, Resources, State, Status
 from deploykit.lib.errors import NotFound
@@ -43,7 +42,6 @@ NEEDS = Requirements(
     read=("other",),
     owner="123456789012",
     quota="ml.p4d.24xlarge for training job usage",
-    encrypted=True,
     secrets=("ssm",),
     peers=(Flow("tcp", (HTTPS,)),),
 )
@@ -159,7 +157,7 @@ MACHINE = {
     "cuda": "",
     "import_error": "",
     "visible_gpus": 0,
-    "gpus": ["a"],
+    "gpus": 1,
     "shm_free": 1 << 30,
     "max_open_files": 1024,
     "max_processes": 1,
@@ -298,13 +296,13 @@ def test_saved_answers_are_judged_or_refused(answers):
 
 def _judge(answers):
     with doctor.reading(Path("facts")):
-        found = list(aws.findings(NEEDS, inventory.parse(answers, NEEDS.instance_type)))
+        found = list(aws.findings(network.parse(NEEDS, answers)))
         assert all(one.message for one in found)
 
 
 def test_the_answers_are_judged_where_nothing_is_wrong_with_them():
     """Else the test above would prove little."""
-    found = {one.code for one in aws.findings(NEEDS, inventory.parse(ANSWERS, NEEDS.instance_type))}
+    found = {one.code for one in aws.findings(network.parse(NEEDS, ANSWERS))}
     assert len(found) > 5
 
 
@@ -346,4 +344,4 @@ def test_answers_for_infra_are_read_or_refused(tree):
     found, problems = decode(Answers, tree)
     assert (found is None) == bool(problems)
     if found is not None:
-        assert all(problem.message for problem in validation.problems(found))
+        assert all(problem.message for problem in infra.problems(found))

@@ -11,7 +11,7 @@ from deploykit.backends.sagemaker import aws as clients
 from deploykit.backends.sagemaker import requirements
 from deploykit.backends.sagemaker.options import Options, region
 from deploykit.doctor import aws
-from deploykit.doctor.aws import collect, inventory
+from deploykit.doctor.aws import collect, network
 from deploykit.job.model import JobSpec
 from deploykit.lib.errors import NotFound, NotPermitted
 from deploykit.lib.finding import Finding, Fix
@@ -41,7 +41,7 @@ def examine(
     if save:
         collect.save(answers, save)
     with reading(saved):
-        yield from aws.findings(required, inventory.parse(answers, required.instance_type))
+        yield from aws.findings(network.parse(required, answers))
 
 
 @contextlib.contextmanager

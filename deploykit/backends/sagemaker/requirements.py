@@ -30,7 +30,6 @@ def of_job(job: JobSpec, options: Options, region: str) -> Requirements:
         read=read,
         owner=options.owner,
         quota=f"{options.training_type} for {usage} usage",
-        encrypted=options.encrypt_inter_container_traffic and job.resources.nodes > 1,
         efa=catalog.accelerators(options.training_type).has_efa,
         remote_debug=options.remote_debug,
         keys=_keys(options, region),

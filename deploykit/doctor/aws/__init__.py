@@ -1,27 +1,23 @@
 """Checks for SageMaker jobs: account, subnets, security groups, network ACLs, routes, quotas.
 
-`collect.py` collects AWS's responses, `inventory.py` parses them, the other modules judge.
+`collect.py` collects AWS's responses, `network.py` parses them, the other modules judge.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from deploykit.doctor.aws import (
-    account,
-    acls,
-    endpoints,
-    permissions,
-    routes,
-    security_groups,
-    subnets,
-)
-from deploykit.doctor.aws.inventory import Inventory
-from deploykit.doctor.aws.requirements import Requirements
+from deploykit.doctor.aws import account, collect, endpoints, firewall, routes
+from deploykit.doctor.aws.network import Network
 from deploykit.lib.finding import Finding
 
 
-def findings(requirements: Requirements, inventory: Inventory) -> Iterator[Finding]:
-    """Everything that would stop or slow a job with these requirements. Pure."""
-    for module in (permissions, account, subnets, security_groups, acls, routes, endpoints):
-        yield from module.findings(requirements, inventory)
+def findings(network: Network) -> Iterator[Finding]:
+    """Everything that would stop or slow the job in this network. Pure."""
+    yield from collect.findings(network)
+    yield from account.findings(network)
+    yield from routes.subnet_findings(network)
+    yield from firewall.group_findings(network)
+    yield from firewall.acl_findings(network)
+    yield from routes.route_findings(network)
+    yield from endpoints.findings(network)

@@ -2,279 +2,247 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
-from deploykit.doctor import snippets
-from deploykit.doctor.aws import inventory as inventories
+from deploykit.doctor import fixes
 from deploykit.doctor.aws import policies
-from deploykit.doctor.aws.inventory import Inventory, Role
+from deploykit.doctor.aws.network import Network, document
 from deploykit.doctor.aws.requirements import Requirements
 from deploykit.lib.finding import Finding, Fix
 
+Actions = list[tuple[str, str | None]]
+"""IAM actions with the resource on which each is required; None if any resource will do."""
+
 _SERVICE = "sagemaker.amazonaws.com"
-_NOT_FOUND = "NoSuchEntity"
 _BASE_ACTIONS = (
     *("ecr:GetAuthorizationToken", "ecr:BatchCheckLayerAvailability"),
     *("ecr:GetDownloadUrlForLayer", "ecr:BatchGetImage"),
     *("logs:CreateLogGroup", "logs:CreateLogStream", "logs:DescribeLogStreams"),
     *("logs:PutLogEvents", "cloudwatch:PutMetricData"),
 )
-_VPC_ACTIONS = tuple(
-    f"ec2:{action}"
-    for action in (
-        *("CreateNetworkInterface", "CreateNetworkInterfacePermission"),
-        *("DeleteNetworkInterface", "DeleteNetworkInterfacePermission"),
-        *("DescribeNetworkInterfaces", "DescribeVpcs", "DescribeDhcpOptions"),
-        *("DescribeSubnets", "DescribeSecurityGroups"),
-    )
+_VPC_ACTIONS = (
+    *("ec2:CreateNetworkInterface", "ec2:CreateNetworkInterfacePermission"),
+    *("ec2:DeleteNetworkInterface", "ec2:DeleteNetworkInterfacePermission"),
+    *("ec2:DescribeNetworkInterfaces", "ec2:DescribeVpcs", "ec2:DescribeDhcpOptions"),
+    *("ec2:DescribeSubnets", "ec2:DescribeSecurityGroups"),
 )
 """Permissions that the execution role of a training job requires:
 https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-roles.html (CreateTrainingJob)."""
-_SHELL_ACTIONS = tuple(
-    f"ssmmessages:{action}"
-    for action in (
-        *("CreateControlChannel", "CreateDataChannel", "OpenControlChannel", "OpenDataChannel"),
-    )
+_SHELL_ACTIONS = (
+    *("ssmmessages:CreateControlChannel", "ssmmessages:CreateDataChannel"),
+    *("ssmmessages:OpenControlChannel", "ssmmessages:OpenDataChannel"),
 )
 """https://docs.aws.amazon.com/sagemaker/latest/dg/train-remote-debugging.html"""
-_MILDER = {
+_SECRET_ACTIONS = {"ssm": "ssm:GetParameter", "secretsmanager": "secretsmanager:GetSecretValue"}
+_OPTIONAL_SERVICES = {
     "kms": "the job fails unless the policy of the KMS key allows the role by itself",
     "ssmmessages": "no session can enter the containers (sagemaker.remote_debug)",
 }
-"""Service -> what follows where only its actions are missing: the job may well run."""
-_SECRET_ACTIONS = {"ssm": "ssm:GetParameter", "secretsmanager": "secretsmanager:GetSecretValue"}
+"""Service -> the consequence if only its actions are missing: the job may well run."""
+_REGIONS = {None: "us-east-1", "EU": "eu-west-1"}
+"""LocationConstraint of old buckets -> region."""
 
 
-def findings(requirements: Requirements, inventory: Inventory) -> Iterator[Finding]:
+def findings(network: Network) -> Iterator[Finding]:
     """Problems with the role, the buckets and the quota of instances."""
-    yield from _role(requirements, inventory)
-    for bucket in requirements.buckets:
-        yield from _bucket(requirements, inventory, bucket)
-    yield from _quota(requirements, inventory)
+    yield from _role(network)
+    for bucket in network.job.buckets:
+        yield from _bucket(network, bucket)
+    yield from _quota(network)
 
 
-def _role(requirements: Requirements, inventory: Inventory) -> Iterator[Finding]:
-    owner = requirements.role.split(":")[4]
-    if inventory.account is not None and owner != inventory.account:
-        summary = f"log in to account {owner}, or use a role of account {inventory.account}"
-        message = (
-            f"the role belongs to account {owner}, but you are logged in to {inventory.account}"
-        )
+def _role(network: Network) -> Iterator[Finding]:
+    job, owner = network.job, network.job.role.split(":")[4]
+    if network.account is not None and owner != network.account:
+        fix = f"log in to account {owner}, or use a role of account {network.account}"
         yield Finding(
             "role_account",
             "error",
-            message,
-            (requirements.role, str(inventory.caller)),
-            Fix(summary),
+            f"the role belongs to account {owner}, but you are logged in to {network.account}",
+            (job.role, str(network.caller)),
+            Fix(fix),
         )
         return
-    if inventories.error_code(inventory.answers, "get-role") == _NOT_FOUND:
-        yield _no_role(requirements)
-    role = inventories.role(inventory.answers)
-    if role is None:
+    if network.error_code("get-role") == "NoSuchEntity":
+        yield Finding(
+            "role_not_found",
+            "error",
+            f"role not found: {job.role_name}",
+            (f"sagemaker.role: {job.role}",),
+            network.fix(
+                "role",
+                "create it with exactly the permissions that a job requires",
+                role=job.role_name,
+                trust=_trust([]),
+                policy=_policy(_required_actions(job), job),
+            ),
+        )
+    if not network.answered("get-role"):
         return
-    if not policies.trusts(role.trust, _SERVICE):
-        yield _no_trust(requirements, role)
-    if role.policies is not None:
-        yield from _permissions(requirements, role)
-
-
-def _no_role(requirements: Requirements) -> Finding:
-    return Finding(
-        "role_not_found",
-        "error",
-        f"role not found: {requirements.role_name}",
-        (f"sagemaker.role: {requirements.role}",),
-        snippets.make(
-            "role",
-            "create it with exactly the permissions that a job requires",
-            **_role_values(requirements),
-            trust=_trust([]),
-            policy=_document(_required_actions(requirements), requirements),
-        ),
-    )
-
-
-def _no_trust(requirements: Requirements, role: Role) -> Finding:
-    kept = list(policies.statements(role.trust))
-    return Finding(
-        "role_trust",
-        "error",
-        f"SageMaker cannot assume the role {requirements.role_name}: it does not trust {_SERVICE}",
-        tuple(f"{requirements.role_name} trusts: {policies.shown(one)}" for one in kept),
-        snippets.make(
-            "role-trust",
-            f"add {_SERVICE} to the trust policy",
-            **_role_values(requirements),
-            trust=_trust(kept),
-        ),
-    )
+    trust = document(network.answers["get-role"]["Role"]["AssumeRolePolicyDocument"])
+    if not policies.trusts(trust, _SERVICE):
+        kept = list(policies.statements(trust))
+        summary = f"add {_SERVICE} to the trust policy"
+        yield Finding(
+            "role_trust",
+            "error",
+            f"SageMaker cannot assume the role {job.role_name}: it does not trust {_SERVICE}",
+            tuple(f"{job.role_name} trusts: {policies.shown(statement)}" for statement in kept),
+            network.fix("role-trust", summary, role=job.role_name, trust=_trust(kept)),
+        )
+    if network.answered("role-policies"):
+        yield from _permissions(network)
 
 
 def _trust(kept: list[Any]) -> dict[str, Any]:
     service = {"Effect": "Allow", "Principal": {"Service": _SERVICE}, "Action": "sts:AssumeRole"}
-    return {"Version": "2012-10-17", "Statement": [*kept, service]}
+    return policies.document([*kept, service])
 
 
-def _required_actions(requirements: Requirements) -> list[tuple[str, str | None]]:
-    """Actions with the resource each is required on; None if any resource will do."""
-    buckets = [
-        pair
-        for bucket in requirements.buckets
-        for pair in policies.bucket_actions(bucket, write=bucket in requirements.written)
-    ]
-    others = [*_BASE_ACTIONS, *(_VPC_ACTIONS if requirements.subnets else ())]
-    others += [_SECRET_ACTIONS[kind] for kind in requirements.secrets if kind in _SECRET_ACTIONS]
-    others += _SHELL_ACTIONS if requirements.remote_debug else ()
-    on_keys = [
-        (action, None if key == "*" else key)
-        for key, actions in requirements.keys
-        for action in actions
-    ]
-    return [*buckets, *((action, None) for action in others), *on_keys]
+def _required_actions(job: Requirements) -> Actions:
+    on_any = [*_BASE_ACTIONS, *(_VPC_ACTIONS if job.subnets else ())]
+    on_any += [_SECRET_ACTIONS[kind] for kind in job.secrets if kind in _SECRET_ACTIONS]
+    on_any += _SHELL_ACTIONS if job.remote_debug else ()
+    required: Actions = []
+    for bucket in job.buckets:
+        required += policies.bucket_actions(bucket, write=bucket in job.written)
+    required += [(action, None) for action in on_any]
+    for key, actions in job.keys:
+        required += [(action, None if key == "*" else key) for action in actions]
+    return required
 
 
-def _permissions(requirements: Requirements, role: Role) -> Iterator[Finding]:
-    by_decision: dict[str, list[tuple[str, str | None]]] = {}
-    for action, resource in _required_actions(requirements):
-        decision: str = policies.decide(role.policies or (), action, resource)
-        if role.boundary is not None and decision != "denied":
-            limited = policies.decide([role.boundary], action, resource)
-            decision = "boundary" if limited in {"denied", "absent"} else decision
-        by_decision.setdefault(decision, []).append((action, resource))
-    missing = by_decision.pop("absent", [])
-    for service, consequence in _MILDER.items():
-        milder = [pair for pair in missing if pair[0].startswith(f"{service}:")]
-        missing = [pair for pair in missing if pair not in milder]
-        if milder:
-            yield _missing_permissions(requirements, milder, f"-{service}", consequence)
+def _permissions(network: Network) -> Iterator[Finding]:
+    role = network.job.role_name
+    by_decision = _decisions(network)
+    missing = by_decision.get("absent", [])
+    for service, consequence in _OPTIONAL_SERVICES.items():
+        optional = [pair for pair in missing if pair[0].startswith(f"{service}:")]
+        missing = [pair for pair in missing if pair not in optional]
+        if optional:
+            yield _missing_permissions(network, optional, f"_{service}", consequence)
     if missing:
-        yield _missing_permissions(requirements, missing)
+        yield _missing_permissions(network, missing)
     for decision, why in (
         ("denied", "a policy of the role denies it, which overrides any Allow"),
         ("boundary", "the role's permissions boundary does not allow it"),
     ):
         if denied := by_decision.get(decision):
             fix = Fix("remove the actions from the Deny, or add them to the boundary")
-            message = f"the role {requirements.role_name} is not allowed {_names(denied)}: {why}"
+            message = f"the role {role} is not allowed {_names(denied)}: {why}"
             yield Finding("role_denied", "error", message, _resources(denied), fix)
-    if limited_to := by_decision.get("perhaps"):
-        names = _names(limited_to)
-        message = f"the role {requirements.role_name} is allowed {names} only under conditions"
+    if conditional := by_decision.get("perhaps"):
+        message = f"the role {role} is allowed {_names(conditional)} only under conditions"
         fix = Fix("make sure that the conditions hold for this job")
-        yield Finding("role_conditions", "warning", message, _resources(limited_to), fix)
+        yield Finding("role_conditions", "warning", message, _resources(conditional), fix)
+
+
+def _decisions(network: Network) -> dict[str, Actions]:
+    """The required actions by the role's policies' decision; ``boundary`` where that forbids."""
+    answer = network.answers["role-policies"]
+    documents = [document(policy) for policy in answer["Documents"]]
+    boundary = [document(answer["Boundary"])] if answer.get("Boundary") else []
+    by_decision: dict[str, Actions] = {}
+    for action, resource in _required_actions(network.job):
+        decision: str = policies.decide(documents, action, resource)
+        if boundary and decision != "denied":
+            limit = policies.decide(boundary, action, resource)
+            decision = "boundary" if limit in {"denied", "absent"} else decision
+        by_decision.setdefault(decision, []).append((action, resource))
+    return by_decision
 
 
 def _missing_permissions(
-    requirements: Requirements,
-    missing: list[tuple[str, str | None]],
-    name: str = "",
-    consequence: str = "",
+    network: Network, missing: Actions, suffix: str = "", consequence: str = ""
 ) -> Finding:
-    message = f"the role {requirements.role_name} lacks permissions: {_names(missing)}"
+    job = network.job
+    message = f"the role {job.role_name} lacks permissions: {_names(missing)}"
     return Finding(
-        f"role_permissions{name.replace('-', '_')}",
+        f"role_permissions{suffix}",
         "warning" if consequence else "error",
         f"{message}; {consequence}" if consequence else message,
         _resources(missing),
-        snippets.make(
-            "role-policy",
+        network.fix(
+            "iam-policy",
             "allow exactly these actions",
-            **_role_values(requirements),
-            name=f"deploykit-training{name}",
-            policy=_document(missing, requirements),
+            kind="role",
+            principal=job.role_name,
+            name=f"deploykit-training{suffix.replace('_', '-')}",
+            policy=_policy(missing, job),
         ),
     )
 
 
-def _names(actions: list[tuple[str, str | None]]) -> str:
+def _names(actions: Actions) -> str:
     return ", ".join(dict.fromkeys(action for action, _ in actions))
 
 
-def _resources(actions: list[tuple[str, str | None]]) -> tuple[str, ...]:
+def _resources(actions: Actions) -> tuple[str, ...]:
     """Evidence: where each action is required, rather than all policies that were read."""
     lines = (f"{action} on {resource}" for action, resource in actions if resource)
     return tuple(lines) or ("no attached or inline policy of the role allows them",)
 
 
-def _document(actions: list[tuple[str, str | None]], requirements: Requirements) -> dict[str, Any]:
+def _policy(actions: Actions, job: Requirements) -> dict[str, Any]:
     """A policy that allows `actions`: S3 on the job's buckets, KMS on its keys, others on any."""
-    storage = {action for action, _ in actions if action.startswith("s3:")}
-    arns = [f"arn:aws:s3:::{bucket}{end}" for bucket in requirements.buckets for end in ("", "/*")]
+    buckets = [f"arn:aws:s3:::{bucket}{end}" for bucket in job.buckets for end in ("", "/*")]
+    storage, others = set(), set()
     by_key: dict[str, set[str]] = {}
-    others = set()
     for action, resource in actions:
-        if action.startswith("kms:") and resource:
+        if action.startswith("s3:"):
+            storage.add(action)
+        elif action.startswith("kms:") and resource:
             by_key.setdefault(resource, set()).add(action)
-        elif action not in storage:
+        else:
             others.add(action)
-    kept = [
+    allowed = ((storage, buckets), (others, "*"), *((names, key) for key, names in by_key.items()))
+    return policies.document(
         {"Effect": "Allow", "Action": sorted(names), "Resource": where}
-        for names, where in ((storage, arns), (others, "*"), *((by_key[k], k) for k in by_key))
+        for names, where in allowed
         if names
-    ]
-    return {"Version": "2012-10-17", "Statement": kept}
-
-
-def _role_values(requirements: Requirements) -> dict[str, str]:
-    return {"role": requirements.role_name}
-
-
-def _bucket(requirements: Requirements, inventory: Inventory, bucket: str) -> Iterator[Finding]:
-    name = f"get-bucket-location-{bucket}"
-    if inventories.error_code(inventory.answers, name) == "NoSuchBucket":
-        yield Finding(
-            "bucket_not_found",
-            "error",
-            f"bucket not found: {bucket}",
-            (f"s3://{bucket}",),
-            snippets.make("bucket", "create it", region=requirements.region, bucket=bucket),
-        )
-    answer = inventory.answers.get(name, {"Error": {}})
-    if "Error" in answer:
-        return
-    region = {None: "us-east-1", "EU": "eu-west-1"}.get(
-        answer.get("LocationConstraint"), answer.get("LocationConstraint")
-    )
-    if region != requirements.region:
-        yield _other_region(requirements, bucket, str(region))
-
-
-def _other_region(requirements: Requirements, bucket: str, region: str) -> Finding:
-    message = f"the bucket {bucket} is in {region}, but the job runs in {requirements.region}"
-    local_name = f"{bucket}-{requirements.region}"
-    if bucket not in requirements.written:
-        fix = Fix(f"copy the data to a bucket in {requirements.region}: aws s3 sync")
-    else:
-        fix = snippets.make(
-            "bucket",
-            f"create a bucket in {requirements.region}, and set sagemaker.bucket",
-            {"sagemaker.bucket": local_name},
-            region=requirements.region,
-            bucket=local_name,
-        )
-    return Finding(
-        "bucket_region", "error", message, (f"{bucket}: LocationConstraint {region}",), fix
     )
 
 
-def _quota(requirements: Requirements, inventory: Inventory) -> Iterator[Finding]:
-    quota = inventories.quota(inventory.answers, requirements.quota)
-    if quota is None or quota.value >= requirements.nodes:
+def _bucket(network: Network, bucket: str) -> Iterator[Finding]:
+    job, command = network.job, f"get-bucket-location-{bucket}"
+    if network.error_code(command) == "NoSuchBucket":
+        fix = network.fix("bucket", "create it", bucket=bucket)
+        message = f"bucket not found: {bucket}"
+        yield Finding("bucket_not_found", "error", message, (f"s3://{bucket}",), fix)
+    if not network.answered(command):
         return
+    location = network.answers[command].get("LocationConstraint")
+    region = _REGIONS.get(location, location)
+    if region == job.region:
+        return
+    fix = Fix(f"copy the data to a bucket in {job.region}: aws s3 sync")
+    if bucket in job.written:
+        local = f"{bucket}-{job.region}"
+        summary = f"create a bucket in {job.region}, and set sagemaker.bucket"
+        settings = {"sagemaker.bucket": local}
+        fix = fixes.make("bucket", summary, settings, region=job.region, bucket=local)
+    message = f"the bucket {bucket} is in {region}, but the job runs in {job.region}"
+    evidence = (f"{bucket}: LocationConstraint {region}",)
+    yield Finding("bucket_region", "error", message, evidence, fix)
+
+
+def _quota(network: Network) -> Iterator[Finding]:
+    job = network.job
+    quotas = network.answers.get("list-service-quotas", {}).get("Quotas", ())
+    quota = next((quota for quota in quotas if quota.get("QuotaName") == job.quota), None)
+    if quota is None or quota["Value"] >= job.nodes:
+        return
+    code, value = quota["QuotaCode"], f"{quota['Value']:g}"
     yield Finding(
         "quota",
         "error",
-        f"the job requests {requirements.nodes} instances, but the quota is {quota.value:g}: "
-        f"{requirements.quota}",
-        (f"{quota.code}, {requirements.quota!r}: {quota.value:g}",),
-        snippets.make(
+        f"the job requests {job.nodes} instances, but the quota is {value}: {job.quota}",
+        (f"{code}, {job.quota!r}: {value}",),
+        network.fix(
             "quota",
             "request an increase, which can take AWS a few days",
-            region=requirements.region,
-            code=quota.code,
-            value=math.ceil(requirements.nodes),
+            code=code,
+            value=job.nodes,
         ),
     )

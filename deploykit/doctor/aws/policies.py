@@ -1,11 +1,13 @@
 """IAM policy evaluation, as far as a job requires it.
 
 Conditions are not evaluated: an Allow with a condition counts as "perhaps", and a Deny with a
-condition is ignored.
+condition is ignored. `iam:SimulatePrincipalPolicy` would need a further permission, would not cover
+the policy of an endpoint, and could not be answered from saved facts.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,31 +16,30 @@ from typing import Any, Literal
 Decision = Literal["allowed", "perhaps", "denied", "absent"]
 Policy = Mapping[str, Any]
 
-_READ = (("s3:ListBucket", ""), ("s3:GetObject", "/*"))
-_WRITE = (("s3:PutObject", "/*"),)
-
 
 def bucket_actions(bucket: str, *, write: bool = True) -> list[tuple[str, str]]:
     """The actions of a job on a bucket, each with its resource."""
     arn = f"arn:aws:s3:::{bucket}"
-    return [(action, arn + below) for action, below in (*_READ, *(_WRITE if write else ()))]
+    reads = [("s3:ListBucket", arn), ("s3:GetObject", f"{arn}/*")]
+    return [*reads, ("s3:PutObject", f"{arn}/*")] if write else reads
 
 
-def allow_bucket(bucket: str, *, write: bool = True) -> dict[str, Any]:
+def allow_bucket(bucket: str) -> dict[str, Any]:
     """A statement that allows the actions of a job on a bucket."""
-    actions = bucket_actions(bucket, write=write)
     arn = f"arn:aws:s3:::{bucket}"
-    return {
-        "Effect": "Allow",
-        "Action": [action for action, _ in actions],
-        "Resource": [arn, f"{arn}/*"],
-    }
+    actions = [action for action, _ in bucket_actions(bucket)]
+    return {"Effect": "Allow", "Action": actions, "Resource": [arn, f"{arn}/*"]}
+
+
+def document(statements: Iterable[Policy]) -> dict[str, Any]:
+    """A policy of these statements."""
+    return {"Version": "2012-10-17", "Statement": list(statements)}
 
 
 def decide(policies: Iterable[Policy], action: str, resource: str | None) -> Decision:
     """Evaluate all policies together. If `resource` is None, any allowed resource counts."""
     decision: Decision = "absent"
-    for statement in (one for policy in policies for one in statements(policy)):
+    for statement in itertools.chain.from_iterable(map(statements, policies)):
         if denies(statement, action, resource):
             return "denied"
         if statement.get("Effect") == "Allow" and _matches_statement(statement, action, resource):
@@ -53,10 +54,8 @@ def denies(statement: Policy, action: str, resource: str | None) -> bool:
     """Whether a statement denies unconditionally; if `resource` is None, on every resource."""
     if statement.get("Effect") != "Deny" or statement.get("Condition"):
         return False
-    if resource is None:
-        return _matches_statement(statement, action, None) and "*" in _listed(
-            statement.get("Resource", ())
-        )
+    if resource is None and "*" not in _listed(statement.get("Resource", ())):
+        return False
     return _matches_statement(statement, action, resource)
 
 
@@ -69,11 +68,11 @@ def statements(policy: Policy) -> Iterator[Policy]:
 def trusts(policy: Policy, service: str) -> bool:
     """Whether a trust policy allows a service to assume the role."""
     return any(
-        one.get("Effect") == "Allow"
-        and _matches_statement(one, "sts:AssumeRole", None)
-        and service in _listed(dict(one.get("Principal", {})).get("Service", ()))
-        for one in statements(policy)
-        if isinstance(one.get("Principal"), Mapping)
+        statement.get("Effect") == "Allow"
+        and _matches_statement(statement, "sts:AssumeRole", None)
+        and service in _listed(dict(statement.get("Principal", {})).get("Service", ()))
+        for statement in statements(policy)
+        if isinstance(statement.get("Principal"), Mapping)
     )
 
 
@@ -84,9 +83,9 @@ def shown(statement: Policy) -> str:
 
 def _matches_statement(statement: Policy, action: str, resource: str | None) -> bool:
     if "NotAction" in statement:
-        acts = not _matches(statement["NotAction"], action.lower(), fold=True)
+        acts = not _matches(statement["NotAction"], action, flags=re.IGNORECASE)
     else:
-        acts = _matches(statement.get("Action", ()), action.lower(), fold=True)
+        acts = _matches(statement.get("Action", ()), action, flags=re.IGNORECASE)
     if not acts or resource is None:
         return acts
     if "NotResource" in statement:
@@ -94,15 +93,10 @@ def _matches_statement(statement: Policy, action: str, resource: str | None) -> 
     return _matches(statement.get("Resource", "*"), resource)
 
 
-def _matches(patterns: Any, text: str, *, fold: bool = False) -> bool:
-    return any(
-        re.fullmatch(_regex(pattern.lower() if fold else pattern), text)
-        for pattern in _listed(patterns)
-    )
-
-
-def _regex(pattern: str) -> str:
-    return re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
+def _matches(patterns: Any, text: str, flags: int = 0) -> bool:
+    """Whether a pattern with ``*`` and ``?`` matches; `fnmatch` would also read ``[...]``."""
+    regexes = (re.escape(p).replace(r"\*", ".*").replace(r"\?", ".") for p in _listed(patterns))
+    return any(re.fullmatch(regex, text, flags) for regex in regexes)
 
 
 def _listed(value: Any) -> list[str]:

@@ -47,7 +47,6 @@ class Requirements:
     """Account that must own the buckets."""
     quota: str
     """Name of the quota that limits the number of instances."""
-    encrypted: bool = False
     efa: bool = False
     """Whether SageMaker's nodes of this type use EFA."""
     remote_debug: bool = False

@@ -1,232 +1,219 @@
-"""Checks of the routes from a job's subnets to S3 and to the internet."""
+"""Checks of a job's subnets, and of their routes to S3 and to the internet."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from ipaddress import IPv4Network
 
-from deploykit.doctor import snippets
-from deploykit.doctor.aws.inventory import (
-    Endpoint,
-    Inventory,
-    NatGateway,
-    Route,
-    RouteTable,
-    Subnet,
-)
-from deploykit.doctor.aws.requirements import Requirements
+from deploykit.doctor import fixes
+from deploykit.doctor.aws.network import ANYWHERE, Network, Route, RouteTable, Subnet
 from deploykit.lib.finding import Finding, Fix
 
-_ANYWHERE = "0.0.0.0/0"
+_ADDRESSES, _ADDRESSES_EFA = 2, 5
+"""Private addresses that SageMaker uses for one instance:
+https://docs.aws.amazon.com/sagemaker/latest/dg/train-vpc.html."""
+_SMALLEST = 28
+"""Prefix length of the smallest subnet that EC2 allows."""
+_RESERVED = 5
+"""Addresses of each subnet that EC2 reserves."""
 
 
-def findings(requirements: Requirements, inventory: Inventory) -> Iterator[Finding]:
-    """Broken NAT routes, and subnets that cannot reach S3."""
-    if inventory.tables is None or inventory.endpoints is None or inventory.nats is None:
+def subnet_findings(network: Network) -> Iterator[Finding]:
+    """Missing subnets, several VPCs or zones, too few addresses, dedicated tenancy."""
+    if not network.answered("describe-subnets"):
         return
-    tables = {table.id: table for table in tables_of_job(requirements, inventory)}
-    for table in tables.values():
-        if (broken := _broken_nat(requirements, inventory, table)) is not None:
-            yield broken
-        elif not reaches_s3(inventory, table):
-            yield _no_s3(requirements, inventory, table)
+    existing = network.existing_subnets
+    if len(existing) < len(network.job.subnets):
+        yield _missing(network)
+    if len({subnet.vpc for subnet in existing}) > 1:
+        yield Finding(
+            "subnet_vpcs",
+            "error",
+            "the subnets are in different VPCs, but a job runs in one",
+            tuple(f"{subnet.id}: {subnet.vpc}" for subnet in existing),
+            _use(f"keep those of {network.vpc}", network.job_subnets),
+        )
+    elif existing:
+        yield from _zones(network)
+        yield from _addresses(network)
+    for vpc in sorted({subnet.vpc for subnet in existing}):
+        yield from _tenancy(network, vpc)
 
 
-def subnets_of_job(requirements: Requirements, inventory: Inventory) -> list[Subnet]:
-    """The job's subnets that exist in its VPC."""
-    known = inventory.subnets or {}
-    existing = [known[name] for name in requirements.subnets if name in known]
-    return [subnet for subnet in existing if subnet.vpc == vpc_of_job(requirements, inventory)]
+def _use(summary: str, subnets: list[Subnet]) -> Fix:
+    return fixes.job_file(summary, subnets=[subnet.id for subnet in subnets])
 
 
-def vpc_of_job(requirements: Requirements, inventory: Inventory) -> str | None:
-    """The VPC of the first subnet that is in one with a security group, else of the first one."""
-    known, groups = inventory.subnets or {}, inventory.groups or {}
-    vpcs = [known[name].vpc for name in requirements.subnets if name in known]
-    group_vpcs = {groups[name].vpc for name in requirements.groups if name in groups}
-    return next((vpc for vpc in vpcs if vpc in group_vpcs), next(iter(vpcs), None))
-
-
-def tables_of_job(requirements: Requirements, inventory: Inventory) -> list[RouteTable]:
-    """The route tables of the job's subnets, one for each subnet."""
-    tables = (table_of(inventory, subnet.id) for subnet in subnets_of_job(requirements, inventory))
-    return [table for table in tables if table is not None]
-
-
-def table_of(inventory: Inventory, subnet: str) -> RouteTable | None:
-    """The route table of a subnet: the associated one, else the main one of its VPC."""
-    known = (inventory.subnets or {}).get(subnet)
-    tables = inventory.tables or ()
-    own = next((table for table in tables if subnet in table.subnets), None)
-    if own is not None or known is None:
-        return own
-    return next((table for table in tables if table.main and table.vpc == known.vpc), None)
-
-
-def default_route(table: RouteTable) -> Route | None:
-    """The route to 0.0.0.0/0, if there is one."""
-    return next((route for route in table.routes if route.destination == _ANYWHERE), None)
-
-
-def is_public(inventory: Inventory, subnet: str) -> bool:
-    """Whether the default route of a subnet targets an internet gateway."""
-    table = table_of(inventory, subnet)
-    route = None if table is None else default_route(table)
-    return route is not None and route.works and route.target.startswith("igw-")
-
-
-def reaches_internet(inventory: Inventory, table: RouteTable) -> bool:
-    """Whether `table` gives internet access to instances without a public IP, like SageMaker's."""
-    route = default_route(table)
-    return (
-        route is not None
-        and not route.target.startswith("igw-")
-        and _why_broken(inventory, route) is None
+def _missing(network: Network) -> Finding:
+    job = network.job
+    missing = [name for name in job.subnets if name not in network.subnets]
+    candidates = network.existing_subnets or _subnets_of_groups(network)
+    summary = "use subnets that exist; `aws ec2 describe-subnets` lists those of a region"
+    return Finding(
+        "subnet_not_found",
+        "error",
+        f"subnet not found in {job.region} of this account: {', '.join(missing)}",
+        (f"sagemaker.subnets: {', '.join(job.subnets)}", *map(_free, candidates)),
+        _use(summary, candidates[:1]) if candidates else Fix(summary),
     )
 
 
-def gateway(inventory: Inventory, table: RouteTable) -> Endpoint | None:
-    """The S3 gateway endpoint that is associated with `table`."""
-    return next((one for one in _gateways(inventory, table.vpc) if table.id in one.tables), None)
+def _free(subnet: Subnet) -> str:
+    return f"{subnet.id}: {subnet.zone}, {subnet.free} free addresses"
 
 
-def reaches_s3(inventory: Inventory, table: RouteTable) -> bool:
-    """Whether S3 is reachable by an endpoint or over the internet."""
-    private = any(
-        one.service == "s3" and not one.gateway and one.works and one.private_dns
-        for one in inventory.endpoints or ()
-        if one.vpc == table.vpc
+def _subnets_of_groups(network: Network) -> list[Subnet]:
+    """Subnets in the VPCs of the job's security groups, private ones with most addresses first."""
+    vpcs = {group.vpc for group in network.existing_groups}
+    candidates = [subnet for subnet in network.subnets.values() if subnet.vpc in vpcs]
+    return sorted(candidates, key=lambda subnet: (network.is_public(subnet.id), -subnet.free))
+
+
+def _zones(network: Network) -> Iterator[Finding]:
+    """Traffic between zones is slow and billed; EFA traffic cannot leave its subnet at all."""
+    job, subnets = network.job, network.existing_subnets
+    apart = len(subnets if job.efa else {subnet.zone for subnet in subnets}) > 1
+    if job.nodes == 1 or not apart:
+        return
+    best = max(subnets, key=lambda subnet: subnet.free)
+    evidence = tuple(map(_free, subnets))
+    if job.efa:
+        message = (
+            f"EFA traffic of {job.instance_type} cannot leave its subnet, but the job uses "
+            f"{len(subnets)} subnets"
+        )
+        yield Finding("subnet_zones", "error", message, evidence, _use("keep one", [best]))
+        return
+    message = (
+        "the subnets are in different zones: traffic across zones is slower, and each byte is "
+        "billed"
     )
-    return private or gateway(inventory, table) is not None or reaches_internet(inventory, table)
+    kept = [subnet for subnet in subnets if subnet.zone == best.zone]
+    fix = _use(f"keep those of {best.zone}", kept)
+    yield Finding("subnet_zones", "warning", message, evidence, fix)
 
 
-def _gateways(inventory: Inventory, vpc: str) -> list[Endpoint]:
-    return [
-        one
-        for one in inventory.endpoints or ()
-        if one.service == "s3" and one.gateway and one.works and one.vpc == vpc
-    ]
+def _addresses(network: Network) -> Iterator[Finding]:
+    job, subnets = network.job, network.existing_subnets
+    per_node = _ADDRESSES_EFA if job.efa else _ADDRESSES
+    wanted, free = per_node * job.nodes, sum(subnet.free for subnet in subnets)
+    if free < wanted:
+        yield Finding(
+            "subnet_full",
+            "error",
+            f"the job requires {wanted} free addresses ({per_node} for each of {job.nodes} "
+            f"nodes), but its subnets have {free}",
+            tuple(f"{subnet.id}: {subnet.free} free of {subnet.block}" for subnet in subnets),
+            _larger_subnet(network, subnets[0], wanted),
+        )
 
 
-def _why_broken(inventory: Inventory, route: Route) -> str | None:
-    """Why a default route is broken; None if it works or that is unknown."""
-    if not route.works:
-        return f"{route.target or 'its target'} does not exist"
-    if not route.target.startswith("nat-"):
-        return None
-    nat = (inventory.nats or {}).get(route.target)
-    if nat is None or nat.state not in {"available", "pending"}:
-        return f"{route.target} {f'is {nat.state}' if nat else 'does not exist'}"
-    if not is_public(inventory, nat.subnet):
-        return f"{nat.id} is in {nat.subnet}, which has no route to an internet gateway"
+def _larger_subnet(network: Network, like: Subnet, wanted: int) -> Fix:
+    """Another subnet of the same zone with enough addresses, else a new one in the VPC."""
+    for subnet in network.subnets.values():
+        same_place = (subnet.vpc, subnet.zone) == (like.vpc, like.zone)
+        if same_place and subnet.free >= wanted and not network.is_public(subnet.id):
+            summary = f"{subnet.id} in the same zone has {subnet.free} free addresses"
+            return _use(summary, [subnet])
+    block, table = _free_block(network, like.vpc, wanted), network.table_of(like.id)
+    if block is None or table is None:
+        return Fix("free addresses, or add a block to the VPC and a subnet in it")
+    return network.fix(
+        "subnet",
+        f"create a larger subnet in {like.zone} with the same routes",
+        vpc=like.vpc,
+        zone=like.zone,
+        block=str(block),
+        table=table.id,
+    )
+
+
+def _free_block(network: Network, vpc: str, wanted: int) -> IPv4Network | None:
+    """The first block of the VPC that holds `wanted` addresses and overlaps no subnet."""
+    taken = [subnet.block for subnet in network.subnets.values() if subnet.vpc == vpc]
+    length = min(_SMALLEST, 32 - (wanted + _RESERVED - 1).bit_length())
+    for whole in network.vpcs[vpc].blocks if vpc in network.vpcs else ():
+        for block in whole.subnets(new_prefix=length) if whole.prefixlen <= length else ():
+            if not any(block.overlaps(other) for other in taken):
+                return block
     return None
 
 
-def _broken_nat(
-    requirements: Requirements, inventory: Inventory, table: RouteTable
-) -> Finding | None:
-    route = default_route(table)
-    why = None if route is None else _why_broken(inventory, route)
-    if route is None or why is None:
-        return None
-    s3 = gateway(inventory, table) is not None
-    unreachable = "the internet" if s3 else "S3 and the internet"
+def _tenancy(network: Network, vpc: str) -> Iterator[Finding]:
+    known = network.vpcs.get(vpc)
+    if known is not None and known.tenancy != "default":
+        summary = "set its tenancy to default; running instances are not changed"
+        yield Finding(
+            "vpc_tenancy",
+            "error",
+            f"{vpc} has dedicated tenancy, which SageMaker does not support",
+            (f"{vpc}: InstanceTenancy {known.tenancy}",),
+            network.fix("tenancy", summary, vpc=vpc, block=str(known.blocks[0])),
+        )
+
+
+def route_findings(network: Network) -> Iterator[Finding]:
+    """Broken NAT routes, and subnets that cannot reach S3."""
+    for table in network.job_tables if network.knows_routes else ():
+        route = table.default
+        if route is not None and (why := network.why_broken(route)) is not None:
+            yield _broken_nat(network, table, route, why)
+        elif not network.reaches_s3(table):
+            yield _no_s3(network, table)
+
+
+def _broken_nat(network: Network, table: RouteTable, route: Route, why: str) -> Finding:
+    gateway = network.s3_gateway(table)
+    state = "active" if route.works else "blackhole"
     return Finding(
         "nat_broken",
-        "warning" if s3 else "error",
-        f"the route to {unreachable} is broken: {why}",
-        (f"{table.id}: {_ANYWHERE} -> {route.target or 'nothing'}, {_state(route)}",),
-        _nat_fix(requirements, inventory, table),
+        "warning" if gateway else "error",
+        f"the route to {'the internet' if gateway else 'S3 and the internet'} is broken: {why}",
+        (f"{table.id}: {ANYWHERE} -> {route.target or 'nothing'}, {state}",),
+        _nat_fix(network, table),
     )
 
 
-def _state(route: Route) -> str:
-    return "active" if route.works else "blackhole"
+def _nat_fix(network: Network, table: RouteTable) -> Fix:
+    for nat in network.nats.values():
+        if nat.vpc == table.vpc and nat.state == "available" and network.is_public(nat.subnet):
+            summary = f"route to {nat.id}, which works"
+            return network.fix("nat-route", summary, table=table.id, nat=nat.id)
+    for subnet in network.subnets.values():
+        if subnet.vpc == table.vpc and network.is_public(subnet.id):
+            summary = f"create a NAT gateway in {subnet.id} (billed by the hour) and route to it"
+            return network.fix("nat", summary, table=table.id, subnet=subnet.id)
+    way_out = "create a public subnet with an internet gateway, and a NAT gateway in it"
+    if network.s3_gateway(table) is not None:
+        return Fix(way_out)
+    s3 = _s3_fix(network, table)
+    return replace(s3, summary=f"{s3.summary}; for the internet as well: {way_out}")
 
 
-def _nat_fix(requirements: Requirements, inventory: Inventory, table: RouteTable) -> Fix:
-    nat = _working_nat(inventory, table.vpc)
-    if nat is not None:
-        return snippets.make(
-            "nat-route",
-            f"route to {nat.id}, which works",
-            region=requirements.region,
-            table=table.id,
-            nat=nat.id,
-        )
-    public = next(
-        (
-            subnet.id
-            for subnet in (inventory.subnets or {}).values()
-            if subnet.vpc == table.vpc and is_public(inventory, subnet.id)
-        ),
-        None,
-    )
-    if public is None:
-        way_out = "create a public subnet with an internet gateway, and a NAT gateway in it"
-        if gateway(inventory, table) is not None:
-            return Fix(way_out)
-        s3 = _s3_fix(requirements, inventory, table)
-        return replace(s3, summary=f"{s3.summary}; for the internet as well: {way_out}")
-    return snippets.make(
-        "nat",
-        f"create a NAT gateway in {public} (billed by the hour) and route to it",
-        region=requirements.region,
-        table=table.id,
-        subnet=public,
-    )
-
-
-def _working_nat(inventory: Inventory, vpc: str) -> NatGateway | None:
-    return next(
-        (
-            nat
-            for nat in (inventory.nats or {}).values()
-            if nat.vpc == vpc and nat.state == "available" and is_public(inventory, nat.subnet)
-        ),
-        None,
-    )
-
-
-def _no_s3(requirements: Requirements, inventory: Inventory, table: RouteTable) -> Finding:
-    route = default_route(table)
+def _no_s3(network: Network, table: RouteTable) -> Finding:
+    route = table.default
     why = "no gateway endpoint, and no NAT gateway"
-    if route is not None and route.target.startswith("igw-"):
+    if route is not None and route.to_internet_gateway:
         why = f"{route.target} serves only public IPs, and instances of the job have none"
-    used_by = [
-        s.id for s in subnets_of_job(requirements, inventory) if table_of(inventory, s.id) == table
-    ]
+    users = [s.id for s in network.job_subnets if network.table_of(s.id) == table]
+    routes = ", ".join(f"{route.destination} -> {route.target}" for route in table.routes)
+    others = (
+        f"{gateway.id} (S3) serves only {', '.join(gateway.tables) or 'no route table'}"
+        for gateway in network.s3_gateways(table.vpc)
+    )
     return Finding(
         "s3_route",
         "error",
-        f"no route to S3 from {', '.join(used_by)}: {why}. "
-        "The job fails with `Data download failed`",
-        (f"{table.id}: {_routes(table)}", *_other_gateways(inventory, table)),
-        _s3_fix(requirements, inventory, table),
+        f"no route to S3 from {', '.join(users)}: {why}. The job fails with `Data download failed`",
+        (f"{table.id}: {routes or 'no routes'}", *others),
+        _s3_fix(network, table),
     )
 
 
-def _routes(table: RouteTable) -> str:
-    listed = (f"{route.destination} -> {route.target}" for route in table.routes)
-    return ", ".join(listed) or "no routes"
-
-
-def _other_gateways(inventory: Inventory, table: RouteTable) -> Iterator[str]:
-    for one in _gateways(inventory, table.vpc):
-        yield f"{one.id} (S3) serves only {', '.join(one.tables) or 'no route table'}"
-
-
-def _s3_fix(requirements: Requirements, inventory: Inventory, table: RouteTable) -> Fix:
-    gateway_endpoint = next(iter(_gateways(inventory, table.vpc)), None)
-    values = {"region": requirements.region, "vpc": table.vpc}
-    if gateway_endpoint is None:
-        summary = "create a gateway endpoint for S3 (free of charge)"
-        return snippets.make("s3-endpoint", summary, **values, tables=[table.id])
-    return snippets.make(
-        "s3-endpoint-table",
-        f"associate {gateway_endpoint.id} with {table.id}",
-        **values,
-        endpoint=gateway_endpoint.id,
-        table=table.id,
-        tables=[*gateway_endpoint.tables, table.id],
-    )
+def _s3_fix(network: Network, table: RouteTable) -> Fix:
+    for gateway in network.s3_gateways(table.vpc):
+        summary = f"associate {gateway.id} with {table.id}"
+        return network.fix("s3-endpoint-table", summary, endpoint=gateway.id, table=table.id)
+    summary = "create a gateway endpoint for S3 (free of charge)"
+    return network.fix("s3-endpoint", summary, vpc=table.vpc, table=table.id)

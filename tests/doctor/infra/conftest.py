@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import yaml
 
-from tests.doctor.infra.infra_answers import GIVEN
+GIVEN = Path(__file__).parents[3] / "infra/aws/infra.yaml"
 
 
 @pytest.fixture

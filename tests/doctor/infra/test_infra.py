@@ -19,13 +19,14 @@ import yaml
 from botocore.exceptions import ClientError
 
 from deploykit.cli import main as cli
-from deploykit.doctor.infra import ec2, rendering, validation
-from tests.doctor.infra.infra_answers import GIVEN
+from deploykit.doctor import infra
 from tests.programs import need
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
+GIVEN = ROOT / "infra/aws/infra.yaml"
+"""The repository's own answers."""
 REGION = "us-east-1"
 
 
@@ -42,7 +43,7 @@ def linter(monkeypatch):
 
 
 def test_the_files_of_the_repository_are_made_of_its_answers():
-    made = rendering.files(validation.load(GIVEN))
+    made = infra.files(infra.load(GIVEN))
     assert set(made) == {path.name for path in GIVEN.parent.iterdir()} - {GIVEN.name}
     for name, text in made.items():
         assert (GIVEN.parent / name).read_text() == text, f"render {name} again: see {GIVEN.name}"
@@ -64,9 +65,9 @@ def test_cfn_lint_finds_nothing(answers, capsys, linter, changes):
 
 
 def test_what_cfn_lint_finds_is_said(answers, capsys, monkeypatch, linter):
-    good = rendering.files(validation.load(answers()))
+    good = infra.files(infra.load(answers()))
     bad = good["stack.yaml"].replace("BucketName:", "BucketNam:")
-    monkeypatch.setattr(rendering, "files", lambda _: {**good, "stack.yaml": bad})
+    monkeypatch.setattr(infra, "files", lambda _: {**good, "stack.yaml": bad})
     code, _, err = run(capsys, "check", answers())
     assert code == 65
     assert "cfn-lint" in err
@@ -124,7 +125,7 @@ def test_what_we_know_of_efa_is_what_ec2_says():
     """moto holds EC2's own answer to DescribeInstanceTypes."""
     packed = resources("moto").joinpath("ec2/resources/instance_types.json.gz").read_bytes()
     told = json.loads(gzip.decompress(packed))
-    judged = {name: ec2.has_efa(name) for name in told if ec2.has_efa(name) is not None}
+    judged = {name: infra.has_efa(name) for name in told if infra.has_efa(name) is not None}
     wrong = {
         name for name, has in judged.items() if told[name]["NetworkInfo"]["EfaSupported"] != has
     }
@@ -138,7 +139,7 @@ def test_the_image_holds_what_the_tests_run_with(answers):
     for file in ("constraints.txt", "tests/backends/sagemaker/launcher/requirements.txt"):
         lines = (ROOT / file).read_text().splitlines()
         pins |= dict(line.split("==") for line in lines if not line.startswith("#"))
-    recipe = rendering.files(validation.load(answers()))["Dockerfile"]
+    recipe = infra.files(infra.load(answers()))["Dockerfile"]
     pinned = dict(re.findall(r"^    (\w+)==(\S+)", recipe, re.MULTILINE))
     assert len(pinned) >= 6
     assert {name: pins[name] for name in pinned} == pinned
@@ -146,7 +147,7 @@ def test_the_image_holds_what_the_tests_run_with(answers):
 
 def test_the_image_holds_no_private_key(answers):
     """Whoever can pull an image has what is in its layers; Debian makes host keys too."""
-    recipe = rendering.files(validation.load(answers()))["Dockerfile"]
+    recipe = infra.files(infra.load(answers()))["Dockerfile"]
     layers = [step for step in re.split(r"\n(?=[A-Z]+ )", recipe) if step.startswith("RUN ")]
     assert not any("ssh-keygen" in step for step in layers)
     (packages,) = (step for step in layers if "openssh-server" in step)
@@ -156,7 +157,7 @@ def test_the_image_holds_no_private_key(answers):
 def test_the_containers_of_a_job_make_the_same_ssh_key(answers, tmp_path):
     """The script of the recipe; each container has a home, and host keys there."""
     need("ssh")
-    recipe = rendering.files(validation.load(answers()))["Dockerfile"]
+    recipe = infra.files(infra.load(answers()))["Dockerfile"]
     script = tmp_path / "with-ssh-keys"
     script.write_text(recipe.partition("with-ssh-keys\n")[2].partition("\nEOF\n")[0])
     programs = tmp_path / "bin"
@@ -192,7 +193,7 @@ def test_the_containers_of_a_job_make_the_same_ssh_key(answers, tmp_path):
 @pytest.fixture
 def stack(aws, answers):
     """The outputs of the stack, as moto makes it."""
-    text = rendering.files(validation.load(answers()))["stack.yaml"]
+    text = infra.files(infra.load(answers()))["stack.yaml"]
     formation = boto3.client("cloudformation", REGION)
     formation.create_stack(
         StackName="training", TemplateBody=text, Capabilities=["CAPABILITY_NAMED_IAM"]

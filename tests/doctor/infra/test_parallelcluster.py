@@ -11,7 +11,7 @@ from pathlib import Path
 import boto3
 import pytest
 
-from deploykit.doctor.infra import rendering, validation
+from deploykit.doctor import infra
 from tests.aws_server import moto_server
 
 PCLUSTER = Path(__file__).parents[3] / ".venv-pcluster/bin/pcluster"
@@ -77,7 +77,7 @@ def dry_run(place, answers, tmp_path):
 
     def ask(replace=()):
         given = {"cluster.head_subnet": head, "cluster.subnet": compute}
-        text = rendering.files(validation.load(answers(given)))["cluster.yaml"]
+        text = infra.files(infra.load(answers(given)))["cluster.yaml"]
         if replace:
             assert text.count(replace[0]) == 1
             text = text.replace(*replace)

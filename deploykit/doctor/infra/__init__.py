@@ -1,1 +1,0 @@
-"""The infrastructure that a job requires, rendered from a few answers: stack, cluster, image."""
