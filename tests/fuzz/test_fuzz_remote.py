@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from deploykit.backends.slurm import lookup, remote, ssh
+from deploykit.backends.slurm import arrays, remote
 from deploykit.backends.slurm.remote import RemoteFolder
 from deploykit.job.model import Handle
 from deploykit.lib import shell
@@ -29,7 +29,7 @@ def answers(monkeypatch):
     """A function that sets the answer of every command on the login node."""
 
     def answer(out, code=0, err=""):
-        monkeypatch.setattr(ssh, "run", lambda *_: (code, out, err))
+        monkeypatch.setattr(remote, "run", lambda *_: (code, out, err))
 
     return answer
 
@@ -55,7 +55,7 @@ def test_exit_records_of_a_login_node_stay_in_the_run_folder(tmp_path_factory, a
     for path in written(folder.parent):
         assert path.is_relative_to(folder), path
         assert path.name == "claim" or path.parent.name == "exit_records"
-    claim = lookup.claimed_by(folder)
+    claim = arrays.claimed_by(folder)
     assert claim is None or (claim.isascii() and claim.isdigit() and len(claim) < 20)
 
 
@@ -64,7 +64,7 @@ def test_logs_of_a_login_node_stay_in_the_run_folder(tmp_path_factory, monkeypat
     folder = run_folder(tmp_path_factory)
     folder.mkdir()
     left = [text.encode(errors="replace"), b""]
-    monkeypatch.setattr(ssh, "run", lambda *_: (0, left.pop(0) if left else b"", ""))
+    monkeypatch.setattr(remote, "run", lambda *_: (0, left.pop(0) if left else b"", ""))
     outcome(remote.fetch_logs, REMOTE, folder)
     for path in written(folder.parent):
         assert path.is_relative_to(folder), path
@@ -81,9 +81,9 @@ def test_a_job_id_is_a_number(answers, text):
 
 @given(content=files({"exit_code": 0}), name=made(odd))
 def test_output_before_the_mark_is_dropped(content, name):
-    assert ssh._after_mark(name.encode(errors="replace") + ssh._MARK + content) in {
+    assert remote._after_mark(name.encode(errors="replace") + remote._MARK + content) in {
         content,
-        content.partition(ssh._MARK)[2],
+        content.partition(remote._MARK)[2],
     }
 
 
@@ -108,7 +108,7 @@ def test_a_claim_that_is_not_a_number_is_dropped(tmp_path, answers, claim):
     answers(f"\t/remote/runs/one-1\nclaim:{claim}\n".encode())
     handle = Handle("slurm", "login", "7", "one-1", str(tmp_path))
     remote.fetch_exit_records("login", [(handle, REMOTE)])
-    assert lookup.claimed_by(tmp_path) is None
+    assert arrays.claimed_by(tmp_path) is None
 
 
 @pytest.mark.parametrize("stream", [1, 2])
@@ -136,7 +136,7 @@ def test_a_program_may_exit_before_it_has_read_its_input():
 
 
 def test_the_script_for_the_login_node_is_one_argument():
-    words = ssh.argv("-oProxyCommand=touch pwned", "echo $(id)")
+    words = remote.argv("-oProxyCommand=touch pwned", "echo $(id)")
     assert words[words.index("--") + 1] == "-oProxyCommand=touch pwned"
     assert shlex.split(words[-1])[:2] == ["sh", "-c"]
 
@@ -152,7 +152,7 @@ class Answer(bytes):
 def test_a_million_empty_logs_are_read_without_copying_the_rest_each_time(tmp_path, monkeypatch):
     """Regression: the rest was copied for each log, which took minutes for eight megabytes."""
     answers = [Answer(b" 0\n" * (1 << 20))]
-    monkeypatch.setattr(ssh, "run", lambda *_: (0, answers.pop() if answers else b"", ""))
+    monkeypatch.setattr(remote, "run", lambda *_: (0, answers.pop() if answers else b"", ""))
     remote.fetch_logs(REMOTE, tmp_path)
     assert answers == []
     assert written(tmp_path) == []

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploykit.backends import base as backend
-from deploykit.backends.slurm.client import submit as submit
-from deploykit.backends.slurm.client import tasks as tasks
-from deploykit.backends.slurm.lookup import find as find
+from deploykit.backends.slurm.arrays import tasks as tasks
+from deploykit.backends.slurm.checks import bills as bills
+from deploykit.backends.slurm.checks import check as check
 from deploykit.backends.slurm.options import Options as Options
-from deploykit.backends.slurm.options import bills as bills
-from deploykit.backends.slurm.options import check as check
+from deploykit.backends.slurm.sbatch import find as find
+from deploykit.backends.slurm.sbatch import submit as submit
 from deploykit.backends.slurm.script import plan as plan
 from deploykit.job.model import Handle, JobSpec, LogLine, Plan, Problem, Status
 
@@ -32,17 +32,17 @@ PREFLIGHT = backend.PREFLIGHT
 
 
 def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
-    """Query the status of many runs: see `monitor.status`."""
-    from deploykit.backends.slurm import monitor
+    """Query the status of many runs: see `jobs.status`."""
+    from deploykit.backends.slurm import jobs
 
-    return monitor.status(handles)
+    return jobs.status(handles)
 
 
 def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
-    """Read the logs of a run: see `monitor.logs`."""
-    from deploykit.backends.slurm import monitor
+    """Read the logs of a run: see `jobs.logs`."""
+    from deploykit.backends.slurm import jobs
 
-    return monitor.logs(handle, follow=follow)
+    return jobs.logs(handle, follow=follow)
 
 
 def logs_elsewhere(handle: Handle) -> bool:
@@ -53,45 +53,45 @@ def logs_elsewhere(handle: Handle) -> bool:
 
 
 def cancel(handle: Handle) -> None:
-    """Cancel a run's job: see `monitor.cancel`."""
-    from deploykit.backends.slurm import monitor
+    """Cancel a run's job: see `jobs.cancel`."""
+    from deploykit.backends.slurm import jobs
 
-    monitor.cancel(handle)
+    jobs.cancel(handle)
 
 
 def largest_array(options: Options) -> int:
-    """The most runs in one job array: see `run_arrays.largest`."""
-    from deploykit.backends.slurm import run_arrays
+    """The most runs in one job array: see `sbatch.largest_array`."""
+    from deploykit.backends.slurm import sbatch
 
-    return run_arrays.largest(options)
+    return sbatch.largest_array(options)
 
 
 def submit_array(plans: Sequence[Plan], folder: Path, name: str, at_once: int) -> Sequence[Handle]:
-    """Submit runs as one job array: see `run_arrays.submit`."""
-    from deploykit.backends.slurm import run_arrays
+    """Submit runs as one job array: see `sbatch.submit_array`."""
+    from deploykit.backends.slurm import sbatch
 
-    return run_arrays.submit(plans, folder, name, at_once)
+    return sbatch.submit_array(plans, folder, name, at_once)
 
 
 def cancel_all(handles: Sequence[Handle]) -> None:
-    """Cancel many runs: see `monitor.cancel_all`."""
-    from deploykit.backends.slurm import monitor
+    """Cancel many runs: see `jobs.cancel_all`."""
+    from deploykit.backends.slurm import jobs
 
-    monitor.cancel_all(handles)
+    jobs.cancel_all(handles)
 
 
 def dump(handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
-    """Have each node write the stacks of its ranks: see `stacks.dump`."""
-    from deploykit.backends.slurm import stacks
+    """Have each node write the stacks of its ranks: see `jobs.dump`."""
+    from deploykit.backends.slurm import jobs
 
-    return stacks.dump(handle, folder, native=native)
+    return jobs.dump(handle, folder, native=native)
 
 
 def enter(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) -> Sequence[str]:
-    """Run a command beside a rank: see `rank_step.argv`."""
-    from deploykit.backends.slurm import rank_step
+    """Run a command beside a rank: see `jobs.enter`."""
+    from deploykit.backends.slurm import jobs
 
-    return rank_step.argv(handle, rank, command, terminal=terminal)
+    return jobs.enter(handle, rank, command, terminal=terminal)
 
 
 def remains(handle: Handle, output: str) -> Iterator[tuple[str, str]]:  # noqa: ARG001 - the contract
@@ -133,28 +133,28 @@ def cost(job: JobSpec, options: Options) -> Estimate:
 
 
 def when(plan: Plan) -> Iterator[Start]:
-    """When the job would start in each partition: see `start_times.of`."""
-    from deploykit.backends.slurm import start_times
+    """When the job would start in each partition: see `sbatch.when`."""
+    from deploykit.backends.slurm import sbatch
 
-    yield from start_times.of(plan)
+    yield from sbatch.when(plan)
 
 
 def node_names(options: Options) -> Collection[str]:
     """All nodes of the cluster; see `deploykit.backends.capabilities.NodeNames`."""
-    from deploykit.backends.slurm import client
+    from deploykit.backends.slurm import commands
 
     argv = ["sinfo", "--all", "--noheader", "--Node", "--format=%N"]
-    return set(client.output(argv, options.host).split())
+    return set(commands.output(argv, options.host).split())
 
 
 def missing(absent: Sequence[str]) -> Iterator[tuple[str, str]]:
     """What is missing to submit from this machine; see `deploykit.backends.capabilities.Ready`."""
-    from deploykit.backends.slurm import client
+    from deploykit.backends.slurm import commands
 
     over_ssh = "or submit over ssh from here: slurm.host and slurm.folder in the job file"
     if absent:
         yield from ((each, f"run deploykit on a login node, {over_ssh}") for each in absent)
-    elif complaint := client.unreachable():
+    elif complaint := commands.unreachable():
         yield complaint, f"ask the site whether the cluster is up, {over_ssh}"
 
 

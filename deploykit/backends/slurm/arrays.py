@@ -1,13 +1,26 @@
-"""Job arrays: the ids and folders of the tasks, and one status for all of them."""
+"""Job arrays: the ids, folders and records of the tasks, and one status for all of them.
+
+Several runs may be submitted as the tasks of one array, which then has a folder of its own:
+
+==================  ==============================================================
+``source``          the bundle's files, which each task copies
+``.deploykit``      the node plane, which all tasks share
+``tasks/K``         a link to the run folder of task K
+``name``            the name of the job, with which the ids of its runs begin
+``cluster``, ``job``  as in a run folder
+==================  ==============================================================
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from deploykit.job.model import Handle, State, Status
+from deploykit.lib import paths
 
 _LABELS = {
     State.RUNNING: "running",
@@ -78,3 +91,69 @@ def combined_status(statuses: Sequence[Status]) -> Status:
     billed = sum(known) / len(known) if len(known) == len(seconds) else None  # of each task
     end = (first.exit_code, started, finished)
     return Status(state, first.native, reason, *end, billed=billed)
+
+
+def tasks(handle: Handle) -> int | None:
+    """The length of the run's job array; None where the run is not an array."""
+    text = text_of(f"{handle.folder}/array")  # no path object: there may be thousands of handles
+    return None if text is None else int(text)
+
+
+def job_id(folder: Path) -> str | None:
+    """The id that sbatch gave the job; None where no job was submitted from this machine."""
+    return text_of(folder / "job") or _task_id(folder)
+
+
+def text_of(path: Path | str) -> str | None:
+    """The text of a record without its line end; None where there is none."""
+    try:
+        with open(path) as file:  # noqa: PTH123 - as text
+            return file.read().strip()
+    except FileNotFoundError:
+        return None
+
+
+_TASK = "array_task"
+"""In a run folder: the array's folder and the number of the task, a line each."""
+
+
+def record_task(run_folder: Path, array: Path, number: int) -> None:
+    """Record that a run is task `number` of an array."""
+    paths.write(run_folder / _TASK, f"{array}\n{number}\n")
+
+
+def task_of(run_folder: Path) -> tuple[Path, int] | None:
+    """The folder of a run's array, and the number of its task; None for other runs."""
+    array, _, number = (text_of(run_folder / _TASK) or "").partition("\n")
+    return (Path(array), int(number)) if number.isdecimal() else None
+
+
+def _task_id(run_folder: Path) -> str | None:
+    """The id of a run's task, such as ``38_5``; None where no array of it was queued."""
+    known, job = task_of(run_folder), _of_array(run_folder, "job")
+    return f"{job}_{known[1]}" if known and job else None
+
+
+def name_of(run_folder: Path) -> str | None:
+    """The name of the job of which a run is a task; None for other runs."""
+    return _of_array(run_folder, "name")
+
+
+def cluster_of(run_folder: Path) -> str | None:
+    """The cluster to which a run's array was submitted; None for other runs."""
+    return _of_array(run_folder, "cluster")
+
+
+def _of_array(run_folder: Path, file: str) -> str | None:
+    """What a file of the run's array says; None where there is none, and for other runs."""
+    known = task_of(run_folder)
+    return (text_of(known[0] / file) or None) if known else None
+
+
+def claimed_by(folder: Path) -> str | None:
+    """The id of the job that started the run; None before any of its jobs has started."""
+    try:
+        claim = os.readlink(folder / "claim")  # noqa: PTH115 - the target is an id, not a path
+    except OSError:
+        return None
+    return claim if re.fullmatch(r"[0-9]{1,18}(_[0-9]{1,9})?", claim) else None

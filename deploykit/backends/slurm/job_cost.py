@@ -1,20 +1,22 @@
 """What a job may cost on a cluster that charges for its resources, by the time they are allocated.
 
 Slurm knows no money. The job file or the user's defaults say what the site charges
-(`slurm.price`), and for which resource.
+(`slurm.price`), and for which resource. Billing units are a job's resources by the weights that a
+site gives them:
+https://slurm.schedmd.com/tres.html, https://slurm.schedmd.com/slurm.conf.html#OPT_TRESBillingWeights
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 
-from deploykit.backends.slurm import billing, site
+from deploykit.backends.slurm import site
 from deploykit.backends.slurm.options import Options, Restarts
 from deploykit.cost import money
 from deploykit.cost.estimate import Charge, Estimate, Seconds, attempts
-from deploykit.job.model import JobSpec
+from deploykit.job.model import JobSpec, Resources
 from deploykit.lib import units
 from deploykit.lib.errors import NotFound
 
@@ -93,8 +95,8 @@ def _billing(job: JobSpec, options: Options) -> Decimal:
         name = options.partition or "the default partition"
         raise Unknown(f"the billing weights of {name}: the site profile has none")
     try:
-        weights = billing.weights(partition.billing_weights)
-        return billing.units(weights, job.resources, largest=profile.max_tres)
+        weights = billing_weights(partition.billing_weights)
+        return billing_units(weights, job.resources, largest=profile.max_tres)
     except ValueError as error:
         raise Unknown(f"the billing units: {error}") from error
 
@@ -133,3 +135,48 @@ def _notes(options: Options) -> Iterator[str]:
     yield "low and likely: one attempt that uses its whole time limit"
     if _attempts(options) > 1:
         yield "worst: every restart that slurm.restarts allows, each with its whole time limit"
+
+
+_WEIGHT = re.compile(r"([A-Za-z]+(?:/[\w:.-]+)?)=([0-9]{1,9}(?:\.[0-9]{1,9})?)([KMGTP]?)")
+_POWERS = "KMGTP"
+
+
+def billing_weights(text: str) -> dict[str, Decimal]:
+    """The weights by resource in lower case; that of memory per MiB. Raises ValueError."""
+    by_resource: dict[str, Decimal] = {}
+    for part in text.split(","):
+        match = _WEIGHT.fullmatch(part.strip())
+        if match is None:
+            raise ValueError(f"the weight {part[:40]!r} cannot be parsed")
+        name, number, unit = match[1].lower(), Decimal(match[2]), match[3]
+        size = Decimal(1024) ** (_POWERS.index(unit) - 1) if unit else Decimal(1)
+        by_resource[name] = number / size
+    return by_resource
+
+
+def billing_units(
+    by_name: Mapping[str, Decimal], resources: Resources, *, largest: bool
+) -> Decimal:
+    """The billing units of a job. With `largest`, only each node's largest product counts.
+
+    Raises ValueError where the job does not say how much it gets of a resource with a weight.
+    """
+    amounts = {
+        "cpu": resources.cpus_per_node,
+        "mem": None if resources.memory is None else -(-resources.memory // 1024**2),
+        "gres/gpu": resources.gpus_per_node,
+        "node": 1,
+    }
+    products = []
+    for name, weight in by_name.items():
+        if not weight:
+            continue
+        if name not in amounts:
+            raise ValueError(f"the partition charges for {name}, which the job file does not set")
+        amount = amounts[name]
+        if amount is None:
+            key = "cpus_per_node" if name == "cpu" else "memory"
+            raise ValueError(f"set resources.{key}, which the site charges for")
+        products.append(weight * amount)
+    each = max(products, default=Decimal(0)) if largest else sum(products, Decimal(0))
+    return each * resources.nodes

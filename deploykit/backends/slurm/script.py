@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from deploykit.backends import base as backend
-from deploykit.backends.slurm import client
+from deploykit.backends.slurm import arrays
 from deploykit.backends.slurm.options import Container, Options
 from deploykit.job.model import Bundle, JobSpec, Plan, Resources
 from deploykit.lib import paths
@@ -197,7 +197,7 @@ def _changing(resources: Resources) -> dict[str, Any]:
 def _dependencies(options: Options) -> dict[str, Any]:
     """Without ``--kill-on-invalid-dep``, a job whose dependency cannot be met stays pending."""
     jobs = [
-        f"{_DEPENDENCIES[how]}:{client.job_id(paths.run_folder(run))}"
+        f"{_DEPENDENCIES[how]}:{arrays.job_id(paths.run_folder(run))}"
         for run, how in options.after.items()
     ]
     return {"dependency": ",".join(jobs), "kill-on-invalid-dep": "yes"} if jobs else {}

@@ -22,7 +22,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploykit.backends.slurm import ssh
+from deploykit.backends.slurm import remote
 from tests import programs
 from tests.backends.slurm.slurm_helpers import wait_for
 
@@ -71,7 +71,7 @@ class LoginNode:
 
     def close(self):
         """Close the shared connection, as ssh does after a minute."""
-        shared = [word for option in ssh.connection_options() for word in ("-o", option)]
+        shared = [word for option in remote.connection_options() for word in ("-o", option)]
         argv = ["ssh", *shared, "-O", "exit", "login1"]
         subprocess.run(argv, capture_output=True, check=False)
 

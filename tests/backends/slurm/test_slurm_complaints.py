@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deploykit.backends.slurm import complaints
+from deploykit.backends.slurm import commands
 from deploykit.lib.errors import BackendUnavailable, SubmitRefused, TryAgain
 
 
@@ -65,7 +65,7 @@ from deploykit.lib.errors import BackendUnavailable, SubmitRefused, TryAgain
     ],
 )
 def test_a_refusal_names_the_key_to_change(text, complaint, hint):
-    error = complaints.error_for(text)
+    error = commands.error_for(text)
     assert isinstance(error, SubmitRefused)
     assert complaint in str(error)
     assert hint in error.hint
@@ -81,5 +81,5 @@ def test_a_refusal_names_the_key_to_change(text, complaint, hint):
 )
 def test_temporary_failures(text, kind, is_uncertain):
     text = f"sbatch: error: Batch job submission failed: {text}"
-    assert type(complaints.error_for(text)) is kind
-    assert complaints.is_uncertain(text) is is_uncertain
+    assert type(commands.error_for(text)) is kind
+    assert commands.is_uncertain(text) is is_uncertain

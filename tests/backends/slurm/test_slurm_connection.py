@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from deploykit.backends.slurm import ssh
+from deploykit.backends.slurm import remote
 from deploykit.lib.errors import BackendUnavailable
 from tests.backends.slurm.login_node import login_node
 from tests.backends.slurm.slurm_helpers import wait_for
@@ -43,7 +43,7 @@ def login(node, monkeypatch):
 def pauses(monkeypatch):
     """The pauses between retries, which are skipped."""
     waited = []
-    monkeypatch.setattr(ssh, "time", SimpleNamespace(sleep=waited.append))
+    monkeypatch.setattr(remote, "time", SimpleNamespace(sleep=waited.append))
     return waited
 
 
@@ -56,7 +56,7 @@ def slept(monkeypatch):
         waited.append(seconds)
         time.sleep(seconds)
 
-    monkeypatch.setattr(ssh, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(remote, "time", SimpleNamespace(sleep=sleep))
     return waited
 
 
@@ -77,8 +77,8 @@ def test_a_busy_sshd_is_retried(login, count, monkeypatch):
             slow.close()  # without a login
             time.sleep(seconds)
 
-        monkeypatch.setattr(ssh, "time", SimpleNamespace(sleep=pause))
-        assert ssh.run("login1", script)[:2] == (0, b"done\n")
+        monkeypatch.setattr(remote, "time", SimpleNamespace(sleep=pause))
+        assert remote.run("login1", script)[:2] == (0, b"done\n")
     assert (starts(), login.proxy.came) == (1, 2)
     assert "past MaxStartups" in (login.folder / "sshd.log").read_text()
 
@@ -87,7 +87,7 @@ def test_a_busy_sshd_is_retried(login, count, monkeypatch):
 def test_connections_that_are_refused(login, count, pauses, refused):
     script, starts = count
     login.proxy.refused = refused
-    assert ssh.run("login1", script)[:2] == (0, b"done\n")
+    assert remote.run("login1", script)[:2] == (0, b"done\n")
     assert starts() == 1
     assert pauses == [1, 2, 4, 8][:refused]
 
@@ -96,7 +96,7 @@ def test_connections_that_are_refused(login, count, pauses, refused):
 def test_connections_that_break_during_the_key_exchange(login, count, slept, after):
     script, starts = count
     login.proxy.left = after
-    assert ssh.run("login1", script)[:2] == (0, b"done\n")
+    assert remote.run("login1", script)[:2] == (0, b"done\n")
     assert starts() == 1
     assert slept[0] == 1
 
@@ -105,18 +105,18 @@ def test_a_connection_that_is_always_refused(login, count, pauses):
     script, _ = count
     login.proxy.refused = 99
     with pytest.raises(BackendUnavailable, match=r"ssh login1: kex_exchange_identification: "):
-        ssh.run("login1", script)
+        remote.run("login1", script)
     assert (login.proxy.came, pauses) == (5, [1, 2, 4, 8])
 
 
 def test_a_permanent_failure_is_not_retried(login, pauses):
     with pytest.raises(BackendUnavailable, match=r"[Cc]ould not resolve"):
-        ssh.run("nowhere.invalid", "true")
+        remote.run("nowhere.invalid", "true")
     key = login.folder / "key"
     hidden = key.rename(login.folder / "key.away")
     try:
         with pytest.raises(BackendUnavailable, match="Permission denied"):
-            ssh.run("login1", "true")
+            remote.run("login1", "true")
     finally:
         hidden.rename(key)
     assert pauses == []
@@ -127,22 +127,22 @@ def test_a_script_that_has_started_is_never_repeated(login, count, pauses, share
     """The script kills its connection, so only the messages of ssh show that it started."""
     script, starts = count
     if shared:
-        assert ssh.run("login1", "true")[0] == 0
+        assert remote.run("login1", "true")[0] == 0
     with pytest.raises(BackendUnavailable):
-        ssh.run("login1", f"({script}) >&2; kill -9 $PPID; sleep 9")
+        remote.run("login1", f"({script}) >&2; kill -9 $PPID; sleep 9")
     assert (starts(), pauses) == (1, [])
 
 
 def test_a_connection_that_breaks_at_any_byte_starts_a_script_at_most_once(login, count, slept):
     script, starts = count
     before = login.proxy.passed
-    assert ssh.run("login1", script)[0] == 0
+    assert remote.run("login1", script)[0] == 0
     whole, total = login.proxy.passed - before, 1
     for part in range(1, 12):
         login.close()
         login.proxy.left, earlier = whole * part // 12, starts()
         try:
-            ssh.run("login1", script)
+            remote.run("login1", script)
         except BackendUnavailable:
             wait_for(lambda: login.proxy.left is None)
             total = starts()
@@ -161,7 +161,7 @@ def test_a_connection_that_breaks_at_any_byte_starts_a_script_at_most_once(login
 def shared(open_place, monkeypatch):  # noqa: F811 - the fixture
     """The folder for temporary files, in which every user may create files."""
     open_place.chmod(0o1777)
-    monkeypatch.setattr(ssh.tempfile, "tempdir", str(open_place))
+    monkeypatch.setattr(remote.tempfile, "tempdir", str(open_place))
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setenv("DEPLOYKIT_HOME", str(open_place / "a state folder of far too long a name"))
     return open_place
@@ -169,7 +169,7 @@ def shared(open_place, monkeypatch):  # noqa: F811 - the fixture
 
 def socket_folder():
     """The folder of sockets, or None."""
-    paths = [option for option in ssh.connection_options() if option.startswith("ControlPath=/")]
+    paths = [option for option in remote.connection_options() if option.startswith("ControlPath=/")]
     return Path(paths[0].partition("=")[2]).parent if paths else None
 
 
@@ -185,7 +185,7 @@ def test_a_folder_that_another_user_created_is_not_used(shared, login, count):
     path = created_by_stranger(shared)
     script, starts = count
     assert socket_folder() is None
-    assert ssh.run("login1", script)[:2] == (0, b"done\n")
+    assert remote.run("login1", script)[:2] == (0, b"done\n")
     assert (starts(), list(path.iterdir())) == (1, [])
 
 
@@ -216,12 +216,12 @@ def test_the_state_folder_is_the_last_resort(shared, monkeypatch, login, count):
     created_by_stranger(shared)
     monkeypatch.setenv("DEPLOYKIT_HOME", str(shared / "state"))
     assert socket_folder() == shared / "state/ssh"
-    assert ssh.run("login1", count[0])[0] == 0
+    assert remote.run("login1", count[0])[0] == 0
     (path,) = socket_folder().iterdir()
     assert len(str(path)) + 17 <= 107
     login.close()
 
 
 def test_a_path_that_is_too_long_for_a_socket(shared, monkeypatch):
-    monkeypatch.setattr(ssh.tempfile, "tempdir", str(shared / ("x" * 40)))
+    monkeypatch.setattr(remote.tempfile, "tempdir", str(shared / ("x" * 40)))
     assert socket_folder() is None

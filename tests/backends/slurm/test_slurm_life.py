@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from deploykit.backends import slurm
-from deploykit.backends.slurm import Options, client
+from deploykit.backends.slurm import Options, commands, sbatch
 from deploykit.job.model import Handle, State
 from deploykit.lib.errors import BackendUnavailable, SubmitRefused
 from tests.backends.slurm.slurm_helpers import cluster_command, ended, folder_of, output, wait_for
@@ -252,7 +252,7 @@ def test_a_job_is_found_that_a_frozen_controller_queued(cluster, make_plan, send
     plan = make_plan(REPORT)
     controller = int((cluster / "run/slurmctld.pid").read_text())
     monkeypatch.setattr(
-        client, "cluster_name", lambda _host: "box"
+        commands, "cluster_name", lambda _host: "box"
     )  # as if queried before the freeze
     pauses = []
 
@@ -261,7 +261,7 @@ def test_a_job_is_found_that_a_frozen_controller_queued(cluster, make_plan, send
         pauses.append(seconds)
         time.sleep(seconds)
 
-    monkeypatch.setattr(client, "time", SimpleNamespace(sleep=thaw))
+    monkeypatch.setattr(sbatch, "time", SimpleNamespace(sleep=thaw))
     os.kill(controller, signal.SIGSTOP)
     try:
         handle = send(plan)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from deploykit.backends import slurm
-from deploykit.backends.slurm import Options, monitor
+from deploykit.backends.slurm import Options, jobs
 from deploykit.backends.slurm.options import Container
 from deploykit.job.model import State
 from deploykit.lib.errors import SubmitRefused
@@ -63,7 +63,7 @@ def test_the_position_in_the_queue(cluster, make_plan, send):
     waiting = [send(make_plan(HELLO, run=f"n{n}", nodes=n, options=alone)) for n in (1, 2)]
 
     def reasons_with_start_times():
-        monitor._pending.cache_clear()
+        jobs._pending.cache_clear()
         status_by_handle = slurm.status(waiting)
         reasons = [status_by_handle[handle].reason for handle in waiting]
         return reasons if all("expected" in reason for reason in reasons) else None

@@ -1,4 +1,4 @@
-"""`states` and `queue_position`, with texts recorded from Slurm 22.05."""
+"""`states`, with texts recorded from Slurm 22.05."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from deploykit.backends.slurm import queue_position, states
-from deploykit.backends.slurm.queue_position import PendingJob, Queue
+from deploykit.backends.slurm import states
+from deploykit.backends.slurm.states import PendingJob, Queue
 from deploykit.job.model import State, Status
 from tests.backends.slurm.slurm_answers import SACCT, SQUEUE, at, scontrol
 
@@ -202,8 +202,8 @@ nonsense
 )
 def test_the_position_in_the_queue(line, sentence):
     (row,) = states.parse_squeue(line)
-    assert queue_position.has_position(row)
-    assert queue_position.describe(row, Queue(queue_position.parse_pending(QUEUE))) == sentence
+    assert states.has_position(row)
+    assert states.describe_position(row, Queue(states.parse_pending(QUEUE))) == sentence
 
 
 def test_thousands_of_jobs_are_counted_as_one_by_one():
@@ -227,13 +227,13 @@ def test_thousands_of_jobs_are_counted_as_one_by_one():
 
 def test_a_held_job_has_no_position_in_the_queue():
     (row,) = states.parse_squeue("37|PENDING|N/A|N/A|2|main|9|JobHeldUser|a|/a")
-    assert not queue_position.has_position(row)
+    assert not states.has_position(row)
 
 
 def test_a_job_that_squeue_did_not_list_has_no_position_in_the_queue():
     """It was requeued after squeue and before scontrol, which says no partition and priority."""
     (row,) = states.parse_scontrol(scontrol("PENDING", reason="Resources"))
-    assert not queue_position.has_position(row)
+    assert not states.has_position(row)
     assert states.status(row).reason == "waiting for free nodes"
 
 

@@ -1,30 +1,25 @@
-"""Query, follow and cancel jobs that were submitted."""
+"""Jobs that were submitted: their status, logs and end, and commands beside their ranks."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import os
+import shlex
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from deploykit.backends.slurm import (
-    arrays,
-    client,
-    complaints,
-    lookup,
-    queue_position,
-    remote,
-    states,
-)
-from deploykit.backends.slurm.queue_position import Queue
+from deploykit.backends import node_command
+from deploykit.backends.slurm import arrays, commands, remote, states
 from deploykit.backends.slurm.remote import RemoteFolder
 from deploykit.backends.slurm.states import Row
 from deploykit.job.model import Handle, LogLine, State, Status
-from deploykit.lib.errors import BackendUnavailable, NotPermitted, TryAgain
+from deploykit.lib import paths, shell
+from deploykit.lib.errors import BackendUnavailable, NotPermitted, TryAgain, UsageError
 from deploykit.observe import exit_records, logfiles
+from deploykit.observe.inspect import stacks as stack_dumps
 from deploykit.observe.inspect import stalls
 
 _POLL = (1.0, 15.0)
@@ -47,7 +42,7 @@ def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
     once a minute another squeue where a job is pending. Where Slurm does not answer, the status is
     UNKNOWN with the reason.
     """
-    sizes = {handle: client.tasks(handle) for handle in handles}
+    sizes = {handle: arrays.tasks(handle) for handle in handles}
     tasks_by_array = {handle: arrays.task_handles(handle, n) for handle, n in sizes.items() if n}
     runs_by_host: dict[str | None, list[Handle]] = defaultdict(list)
     for handle in handles:
@@ -63,7 +58,7 @@ def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
 
 def _array_status(array: Handle, statuses: Sequence[Status]) -> Status:
     if any(status.native in {_NO_RECORD, _EXIT_RECORD} for status in statuses):
-        problem = lookup.wrong_cluster(Path(array.folder), _host(array))
+        problem = commands.wrong_cluster(Path(array.folder), _host(array))
         if problem is not None:
             return Status(State.UNKNOWN, "", problem)
     return arrays.combined_status(statuses)
@@ -86,7 +81,7 @@ def _status_on(
 
 def _host(handle: Handle) -> str | None:
     """The login node that commands run on; None for this machine."""
-    return None if handle.target == client.LOCALHOST else handle.target
+    return None if handle.target == commands.LOCALHOST else handle.target
 
 
 def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
@@ -157,10 +152,10 @@ def cancel_all(handles: Sequence[Handle]) -> None:
 
 
 def _scancel(words: Sequence[str], handle: Handle) -> None:
-    result = client.run(["scancel", *words], _host(handle))
-    if result.code == 0 or complaints.names_unknown_job(result.err):
+    result = commands.run(["scancel", *words], _host(handle))
+    if result.code == 0 or commands.names_unknown_job(result.err):
         return
-    complaint = complaints.in_one_line(result.err)
+    complaint = commands.in_one_line(result.err)
     if "denied" in result.err or "not permitted" in result.err:
         raise NotPermitted(f"permission denied by Slurm to cancel {handle}: {complaint}")
     raise TryAgain(f"scancel: {complaint}", hint="try again")
@@ -200,38 +195,38 @@ def _has_begun(folder: Path) -> bool:
 
 
 def _squeue(_: Sequence[str], host: str | None) -> Iterable[Row]:
-    return states.parse_squeue(client.output(states.squeue_argv(), host))
+    return states.parse_squeue(commands.output(states.squeue_argv(), host))
 
 
 def _scontrol(ids: Sequence[str], host: str | None) -> Iterable[Row]:
-    return states.parse_scontrol(client.output(states.scontrol_argv(ids), host))
+    return states.parse_scontrol(commands.output(states.scontrol_argv(ids), host))
 
 
 def _sacct(ids: Sequence[str], host: str | None) -> Iterable[Row]:
     with contextlib.suppress(BackendUnavailable):  # the site may have no accounting
-        return states.parse_sacct(client.output(states.sacct_argv(ids), host))
+        return states.parse_sacct(commands.output(states.sacct_argv(ids), host))
     return ()
 
 
 def _add_queue_positions(rows: dict[str, Row], host: str | None) -> dict[str, Row]:
     """The rows; those of pending jobs with their position in the queue."""
-    if not any(map(queue_position.has_position, rows.values())):
+    if not any(map(states.has_position, rows.values())):
         return rows
     period = int(time.monotonic() / _QUEUE_MAX_AGE)
     pending = _pending(period, host, os.environ.get("SLURM_CONF"))
     return {
-        job: row._replace(queue_position=queue_position.describe(row, pending))
-        if queue_position.has_position(row)
+        job: row._replace(queue_position=states.describe_position(row, pending))
+        if states.has_position(row)
         else row
         for job, row in rows.items()
     }
 
 
 @functools.lru_cache(1)
-def _pending(_period: int, host: str | None, _conf: str | None) -> Queue:
+def _pending(_period: int, host: str | None, _conf: str | None) -> states.Queue:
     """The pending jobs of all users; the arguments are the key of the cache."""
-    output = client.output(queue_position.pending_argv(), host)
-    return Queue(queue_position.parse_pending(output))
+    output = commands.output(states.pending_argv(), host)
+    return states.Queue(states.parse_pending(output))
 
 
 def _status(job: Handle, row: Row | None, problem: str | None) -> Status:
@@ -263,7 +258,7 @@ def _billed(job: Handle, status: Status, *, restarted: bool) -> float | None:
     if not restarted:
         return max(0.0, (status.finished - status.started).total_seconds())
     with contextlib.suppress(BackendUnavailable):  # the site may have no accounting
-        output = client.output(states.elapsed_argv(job.id), _host(job))
+        output = commands.output(states.elapsed_argv(job.id), _host(job))
         return states.parse_elapsed(output, job.id)
     return None
 
@@ -320,7 +315,7 @@ def _without_record(job: Handle, status: Status) -> Status:
 def _recorded_status(job: Handle, problem: str | None) -> Status:
     """The status of a job that Slurm has no record of, or that it cannot be asked about."""
     folder = Path(job.folder)
-    problem = problem or lookup.wrong_cluster(folder, _host(job))
+    problem = problem or commands.wrong_cluster(folder, _host(job))
     if problem is not None:
         return Status(State.UNKNOWN, "", problem)
     end = _last_exit_record(folder)
@@ -358,3 +353,103 @@ def _ended(handle: Handle) -> Callable[[], bool]:
         return final
 
     return ask
+
+
+_DUMP_TIMEOUT = 120.0
+"""Seconds for all nodes."""
+
+
+def dump(handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
+    """Have each node write the stacks of its ranks; see `deploykit.backends.capabilities.Dump`."""
+    if arrays.tasks(handle) is not None:
+        raise UsageError(
+            f"{handle.run} is a job array, whose tasks `dump` cannot tell apart yet",
+            hint=f"log in to the task's node and run `py-spy dump --pid PID` ({handle.id}_TASK)",
+        )
+    processes = exit_records.processes(Path(handle.folder))
+    node_command.require_some(processes, handle.run)
+    remote_folder = remote.recorded_folder(Path(handle.folder))
+    run_folder = remote_folder.folder if remote_folder else handle.folder
+    stacks_folder = f"{run_folder}/{stack_dumps.FOLDER}/{folder.name}"
+    command = node_command.argv(processes[0], "slurm", (run_folder, stacks_folder), native=native)
+    argv = [
+        *srun_argv(step_id(handle), sorted({one.host for one in processes})),
+        *command,
+    ]
+    if remote_folder is None:
+        unset = (word for name in commands.unwanted(os.environ, "") for word in ("-u", name))
+        done = shell.run(["env", *unset, *argv], timeout=_DUMP_TIMEOUT)
+        return _complaints(done.code, done.err)
+    script = f"{shlex.join(argv)}; code=$?; cat {shlex.quote(stacks_folder)}/*.json; exit $code"
+    code, out, err = remote.run(remote_folder.host, script)
+    paths.make_folder(folder.parent)
+    paths.make_folder(folder)
+    for number, line in enumerate(out.splitlines()):
+        paths.write(folder / f"node-{number}.json", line + b"\n")
+    return _complaints(code, err)
+
+
+def srun_argv(job: str, hosts: Sequence[str]) -> list[str]:
+    """A step of the job with one task on each host, beside the steps that run there.
+
+    https://slurm.schedmd.com/srun.html#OPT_overlap
+    """
+    count = len(hosts)
+    return [
+        *("srun", f"--jobid={job}", "--overlap", "--quiet", "--input=none"),
+        *(f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"),
+        *(f"--nodelist={','.join(hosts)}", "--kill-on-bad-exit=0"),
+    ]
+
+
+def _complaints(code: int, err: str) -> list[str]:
+    return [f"srun: {commands.in_one_line(err)}"] if code else []
+
+
+def enter(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) -> Sequence[str]:
+    """The command line of this machine; see `deploykit.backends.capabilities.Shell`."""
+    if arrays.tasks(handle) is not None:
+        raise UsageError(
+            f"{handle.run} is a job array, whose tasks `exec` and `shell` cannot tell apart yet",
+            hint=f"srun --overlap --pty --jobid={handle.id}_TASK bash",
+        )
+    folder = Path(handle.folder)
+    process = node_command.process_of(exit_records.processes(folder), handle.run, rank)
+    remote_folder = remote.recorded_folder(folder)
+    if remote_folder is None:
+        node_command.require_program(folder, handle.run)
+    inner = node_command.enter(
+        process, "slurm", remote_folder.folder if remote_folder else str(folder), command
+    )
+    step = [*_step(step_id(handle), process.host, terminal=terminal), *inner]
+    if remote_folder is None:
+        unset = (word for name in commands.unwanted(os.environ, "") for word in ("-u", name))
+        return ["env", *unset, *step]
+    needed = shlex.quote(f"{remote_folder.folder}/source/{node_command.ENTER}")
+    lacks = "deploykit: the bundle of this run cannot be entered"
+    script = f"[ -e {needed} ] || {{ echo {shlex.quote(lacks)} >&2; exit 69; }}; "
+    return remote.attached(
+        remote_folder.host, f"{script}exec {shlex.join(step)}", terminal=terminal
+    )
+
+
+def _step(job: str, host: str, *, terminal: bool) -> list[str]:
+    """A step with one task on `host`, beside the steps that run there.
+
+    https://slurm.schedmd.com/srun.html#OPT_overlap
+    """
+    return [
+        *("srun", f"--jobid={job}", "--overlap", "--quiet", "--nodes=1", "--ntasks=1"),
+        *(f"--nodelist={host}", *(["--pty"] if terminal else [])),
+    ]
+
+
+def step_id(handle: Handle) -> str:
+    """The id of a run's job for srun, which knows no tasks such as ``38_5``.
+
+    Raises BackendUnavailable.
+    """
+    if "_" not in handle.id:
+        return handle.id
+    argv = ["squeue", "--noheader", f"--jobs={handle.id}", "--format=%A"]
+    return commands.output(argv).strip() or handle.id
