@@ -101,6 +101,14 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
         yield from _check_site(job, options, options.site)
 
 
+def check_function(options: Options) -> Iterator[Problem]:
+    """Yield the settings with which no result of a function would come back."""
+    for name in ("host", "array"):
+        if getattr(options, name):
+            hint = "submit a script instead, as a job"
+            yield Problem(f"slurm.{name}", "is not supported for functions", hint)
+
+
 def _check_home(options: Options) -> Iterator[Problem]:
     home, name = str(options.home), "slurm.folder" if options.host else "DEPLOYKIT_HOME"
     if _has_control_character(home) or _REPLACED.search(home):

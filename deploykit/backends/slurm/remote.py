@@ -204,6 +204,17 @@ def recorded_folder(folder: Path) -> RemoteFolder | None:
         return None
 
 
+def remains(folder: Path) -> Iterator[tuple[str, str]]:
+    """The run's folder on its login node, and the command that deletes it."""
+    remote_folder = recorded_folder(folder)
+    if remote_folder is not None:
+        remove = shell.command("rm", "-r", "--", remote_folder.folder)
+        yield (
+            f"{remote_folder.host}:{remote_folder.folder}",
+            shell.command("ssh", "--", remote_folder.host, remove),
+        )
+
+
 def deliver(plan: Plan, local: Path) -> RemoteFolder:
     """Copy the bundle, unless it is there already, unpack it for the run, and copy the script.
 
