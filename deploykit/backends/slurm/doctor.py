@@ -157,7 +157,7 @@ def _notes(site: Site, partition: Partition | None) -> Iterator[Finding]:
         )
 
 
-_PROGRAMS = ("sbatch", "squeue", "scontrol", "flock", "gzip", "tar", "sha256sum")
+_PROGRAMS = ("sbatch", "squeue", "scontrol", "flock", "gzip", "tar")
 """Those that a submit and the queries after it run there."""
 _OLDEST = (3, 10)
 """Python of the node plane."""
