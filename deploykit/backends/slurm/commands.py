@@ -13,25 +13,15 @@ from deploykit.lib.errors import BackendUnavailable, DeploykitError, SubmitRefus
 
 LOCALHOST = "localhost"
 """The target of a run that is submitted from this machine."""
-
-
 _SITE_DEFAULTS = ("account", "partition", "qos", "reservation", "constraint")
 """Options for which a variable such as ``SBATCH_ACCOUNT`` counts, unless the script sets them."""
-
-
 _KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER", "DEPLOYKIT_HOME"}
-
-
 _LAUNCHERS = ("SLURM", "SBATCH_", "SRUN_", "DEPLOYKIT_", "TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_")
-
-
 _RANKS = {
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT"),
 }
-
-
-_PATIENCE = 10
+_PING_TIMEOUT = 10
 """Seconds for a query whose only purpose is to learn whether the controller answers."""
 
 
@@ -81,18 +71,14 @@ def output(argv: Sequence[str], host: str | None = None) -> str:
     raise BackendUnavailable(message, hint=UNREACHABLE_HINT)
 
 
-def cluster_name(host: str | None = None) -> str:
-    """The name of the cluster that commands here, or on `host`, talk to.
+def setting(name: str, host: str | None = None) -> str:
+    """A setting of the cluster that commands here, or on `host`, talk to; empty where not set.
 
     Raises BackendUnavailable when the controller does not answer.
     """
-    match = re.search(r"^ClusterName\s*=\s*(\S+)", config(host), re.MULTILINE)
+    settings = output(["scontrol", "show", "config"], host)
+    match = re.search(rf"^{name}\s*=\s*(\S+)", settings, re.MULTILINE)
     return match[1] if match else ""
-
-
-def config(host: str | None = None) -> str:
-    """The settings of the cluster, as Slurm prints them. Raises as `cluster_name`."""
-    return output(["scontrol", "show", "config"], host)
 
 
 def unreachable() -> str | None:
@@ -102,7 +88,7 @@ def unreachable() -> str | None:
     """
     for argv in (["scontrol", "ping"], ["sinfo", "--noheader", "--format=%P"]):
         try:
-            result = shell.run(argv, env=query_environment(os.environ), timeout=_PATIENCE)
+            result = shell.run(argv, env=query_environment(os.environ), timeout=_PING_TIMEOUT)
         except BackendUnavailable as error:
             return str(error)
         if result.code or not result.out.strip():
@@ -124,17 +110,20 @@ def query_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def wrong_cluster(folder: Path, host: str | None) -> str | None:
     """A sentence if commands talk to another cluster than the run's, or to none; else None."""
-    expected = arrays.text_of(folder / "cluster") or arrays.cluster_of(folder)
+    task = arrays.task_of(folder)
+    expected = arrays.text_of((task[0] if task else folder) / "cluster")
     if expected is None:
         return None
     try:
-        actual = cluster_name(host)
+        actual = setting("ClusterName", host)
     except BackendUnavailable as error:
         return str(error)
     if expected == actual:
         return None
     return f"the run was submitted to the Slurm cluster {expected!r}, and this is {actual!r}"
 
+
+# --- complaints
 
 UNREACHABLE_HINT = "check that this is a login node of the cluster, and that the cluster is up"
 

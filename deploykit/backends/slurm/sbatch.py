@@ -23,10 +23,9 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
 
 from deploykit.backends import base as backend
 from deploykit.backends.capabilities import Start
@@ -35,31 +34,35 @@ from deploykit.backends.slurm.options import Options
 from deploykit.backends.slurm.remote import RemoteFolder
 from deploykit.backends.slurm.site import Site
 from deploykit.bundle import archive as bundles
-from deploykit.bundle import node_plane as bundle_node_plane
+from deploykit.bundle.node_plane import FOLDER as NODE_PLANE
 from deploykit.job.decode import whole
-from deploykit.job.model import Handle, Plan, Problem, State, Status
+from deploykit.job.model import Handle, Plan, State, Status
 from deploykit.lib import paths, shell
 from deploykit.lib.errors import BackendUnavailable, SubmitRefused, TryAgain
 
 _PORT_FILE = "rendezvous.json"
 """Where node 0 publishes the port. Other nodes see changes at once if the file exists already."""
-
-
 _PAUSES = (2.0, 4.0, 8.0)
 """Seconds before each query for a job that the controller may have queued."""
+_STARTS = re.compile(r"\bto start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\b(?: using (.*))?")
+_UTC = ("TZ=UTC", "SLURM_TIME_FORMAT=standard")
 
 
-_USUAL = {"", "None", "Resources", "Priority"}
-"""Reasons of jobs that start sooner or later."""
+class _Uncertain(Exception):
+    """sbatch failed, but the job may be queued; the text is what sbatch or ssh printed."""
 
 
-class _SbatchFailed(Exception):
-    """sbatch failed; its text is what sbatch or ssh printed."""
+@dataclass(frozen=True)
+class _Request:
+    """A batch script to be queued."""
 
-    def __init__(self, text: str, *, uncertain: bool) -> None:
-        super().__init__(text)
-        self.uncertain = uncertain
-        """Whether the job may be queued nevertheless."""
+    text: str
+    folder: Path
+    again: str
+    """What repeats the submit."""
+    find: Callable[[], str | None]
+    """Asks Slurm for the id of the job, where it is uncertain whether it is queued."""
+    remote_folder: RemoteFolder | None = None
 
 
 def submit(plan: Plan, folder: Path) -> Handle:
@@ -80,38 +83,22 @@ def submit(plan: Plan, folder: Path) -> Handle:
         remote_folder = remote.deliver(plan, folder)
     if plan.options.array is not None:
         paths.write(folder / "array", f"{plan.options.array}\n")
-    paths.write(folder / "cluster", commands.cluster_name(host) + "\n")
+    paths.write(folder / "cluster", commands.setting("ClusterName", host) + "\n")
     again = f"`deploykit submit --run {plan.run}` with the same job"
-    request = Request(plan.text, folder, again, remote_folder)
-    job = queue(request, lambda: _job_of(plan, folder))
+    job = queue(_Request(plan.text, folder, again, lambda: _job_of(plan, folder), remote_folder))
     paths.write(folder / "job", job + "\n")
     status = _warn_if_blocked(plan.run, job, host)
     return Handle("slurm", plan.target, job, plan.run, str(folder), status)
 
 
-class Request(NamedTuple):
-    """A batch script to be queued."""
-
-    text: str
-    folder: Path
-    again: str
-    """What repeats the submit."""
-    remote_folder: RemoteFolder | None = None
-
-
-def queue(request: Request, find: Callable[[], str | None]) -> str:
-    """Queue a batch script, and return the id of its job. `find` asks Slurm for an uncertain one.
-
-    Raises as `submit`.
-    """
+def queue(request: _Request) -> str:
+    """Queue a batch script, and return the id of its job. Raises as `submit`."""
     try:
         if request.remote_folder is None:
             return _sbatch(request.text, request.folder / "sbatch")
         return _sbatch_remotely(request.text, request.remote_folder)
-    except _SbatchFailed as error:
-        if not error.uncertain:
-            raise commands.error_for(str(error)) from error
-        return _find_queued(request, find, str(error))
+    except _Uncertain as error:
+        return _find_queued(request, str(error))
 
 
 def _job_of(plan: Plan, folder: Path) -> str | None:
@@ -129,8 +116,6 @@ def _warn_if_blocked(run: str, job: str, host: str | None) -> Status | None:
     except BackendUnavailable:
         return None  # the job is queued; `wait` asks again
     reason = reason.partition("\n")[0]
-    if reason in _USUAL:
-        return None
     if not states.never_starts(reason):
         return None
     sentence = states.sentence(reason)
@@ -150,7 +135,8 @@ def check_prerequisites(plan: Plan) -> None:
     # submitit opens its files in the locale's encoding
     if not plan.text.isascii() and locale.getencoding().lower() != "utf-8":
         raise SubmitRefused(
-            f"the script may contain characters that the encoding {locale.getencoding()} lacks",
+            "the script contains characters that may not exist in the encoding "
+            f"{locale.getencoding()}",
             hint="export LC_ALL=C.UTF-8",
         )
 
@@ -177,8 +163,7 @@ def _sbatch(script: str, folder: Path) -> str:
         with contextlib.redirect_stderr(io.StringIO()):  # submitit prints errors and raises them
             return str(PlannedScript(folder)._submit_command("").job_id)  # noqa: SLF001
     except (FailedJobError, FailedSubmissionError) as error:
-        text = str(error)
-        raise _SbatchFailed(text, uncertain=commands.is_uncertain(text)) from error
+        raise _failure(str(error)) from error
 
 
 def _sbatch_remotely(script: str, folder: RemoteFolder) -> str:
@@ -186,17 +171,21 @@ def _sbatch_remotely(script: str, folder: RemoteFolder) -> str:
     try:
         code, out, err = remote.sbatch(folder, commands.site_variables(script))
     except BackendUnavailable as error:
-        raise _SbatchFailed(str(error), uncertain=True) from error
+        raise _Uncertain(str(error)) from error
     job = remote.job_id(out)
     if code == 0 and job is not None:
         return job
     complaint = "\n".join(line for line in err.splitlines() if line.startswith("sbatch: "))
     # without a complaint of sbatch's, something else failed on the way
-    uncertain = not complaint or commands.is_uncertain(complaint)
-    raise _SbatchFailed(complaint or err, uncertain=uncertain)
+    raise _failure(complaint) if complaint else _Uncertain(err)
 
 
-def _find_queued(request: Request, find: Callable[[], str | None], text: str) -> str:
+def _failure(text: str) -> Exception:
+    """The error for what sbatch printed."""
+    return _Uncertain(text) if commands.is_uncertain(text) else commands.error_for(text)
+
+
+def _find_queued(request: _Request, text: str) -> str:
     """The id of a job that the controller may have queued although sbatch failed with `text`.
 
     Raises the error for `text` when the job is not queued, and TryAgain when Slurm does not answer.
@@ -205,7 +194,7 @@ def _find_queued(request: Request, find: Callable[[], str | None], text: str) ->
     for pause in _PAUSES:
         time.sleep(pause)
         with contextlib.suppress(BackendUnavailable):
-            if (job := find()) is not None:
+            if (job := request.find()) is not None:
                 return job
             answered = True
             if request.remote_folder is not None:
@@ -244,12 +233,13 @@ def find(run: str, folder: Path, target: str) -> Handle | None:
 
 def _find_in_array(folder: Path) -> str | None:
     """The id of the run's task, where its array was queued and the submit was interrupted then."""
-    known, name = arrays.task_of(folder), arrays.name_of(folder)
-    if known is None or name is None:
+    task = arrays.task_of(folder)
+    name = arrays.text_of(task[0] / "name") if task else None
+    if task is None or name is None:
         return None
-    job = find_by_name(name, None, str(known[0]))
+    job = find_by_name(name, None, str(task[0]))
     if job is not None:
-        paths.write(known[0] / "job", job + "\n")  # for the other runs
+        paths.write(task[0] / "job", job + "\n")  # for the other runs
     return arrays.job_id(folder)
 
 
@@ -270,26 +260,27 @@ def largest_array(options: Options) -> int:
     """
     if options.host is not None or options.array is not None:
         return 0
-    match = re.search(r"^MaxArraySize\s*=\s*(\d+)", commands.config(), re.MULTILINE)
-    return int(match[1]) if match else 0
+    return whole(commands.setting("MaxArraySize")) or 0
 
 
 def submit_array(plans: Sequence[Plan], folder: Path, name: str, at_once: int) -> list[Handle]:
     """Queue the plans as one array; see `deploykit.backends.capabilities.Arrays`."""
     first = plans[0]
     check_prerequisites(first)
-    _unpack_array(first, folder)
+    bundles.unpack(bundles.store(first.bundle), folder / "source")
+    if first.options.container is None:  # a container sees only the run's folder
+        _share_node_plane(folder)
     tasks = paths.private_folder(folder / "tasks")
     run_folders = [paths.run_folder(plan.run) for plan in plans]
     for number, run_folder in enumerate(run_folders):
         (tasks / str(number)).symlink_to(run_folder)
         arrays.record_task(run_folder, folder, number)
     paths.write(folder / "name", name + "\n")
-    paths.write(folder / "cluster", commands.cluster_name() + "\n")
+    paths.write(folder / "cluster", commands.setting("ClusterName") + "\n")
     paths.private_folder(folder / "sbatch")
     text = _array_script(first, folder, name, f"0-{len(plans) - 1}%{at_once}")
-    request = Request(text, folder, f"`deploykit sweep resume {name}`")
-    job = queue(request, lambda: find_by_name(name, None, str(folder)))
+    again = f"`deploykit sweep resume {name}`"
+    job = queue(_Request(text, folder, again, lambda: find_by_name(name, None, str(folder))))
     paths.write(folder / "job", job + "\n")
     return [
         Handle("slurm", plan.target, f"{job}_{number}", plan.run, str(run_folders[number]))
@@ -297,14 +288,11 @@ def submit_array(plans: Sequence[Plan], folder: Path, name: str, at_once: int) -
     ]
 
 
-def _unpack_array(plan: Plan, folder: Path) -> None:
-    """Unpack the source once. A container sees only the run's folder, which then has all of it."""
-    source = folder / "source"
-    bundles.unpack(bundles.store(plan.bundle), source)
-    if plan.options.container is None:
-        node_plane = folder / bundle_node_plane.FOLDER
-        (source / bundle_node_plane.FOLDER).rename(node_plane)
-        (source / bundle_node_plane.FOLDER).symlink_to(node_plane)
+def _share_node_plane(folder: Path) -> None:
+    """Move the node plane out of the source, which each task copies."""
+    shared, copied = folder / NODE_PLANE, folder / "source" / NODE_PLANE
+    copied.rename(shared)
+    copied.symlink_to(shared)
 
 
 def _array_script(plan: Plan, folder: Path, name: str, tasks: str) -> str:
@@ -321,64 +309,45 @@ def _array_script(plan: Plan, folder: Path, name: str, tasks: str) -> str:
     )
 
 
-_STARTS = re.compile(r"\bto start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\b(?: using (.*))?")
-_UTC = ("TZ=UTC", "SLURM_TIME_FORMAT=standard")
+# --- when a job would start
 
 
 def when(plan: Plan) -> Iterator[Start]:
     """When the job would start in each partition that Slurm knows.
 
+    ``sbatch --test-only`` queues nothing: https://slurm.schedmd.com/sbatch.html#OPT_test-only.
     Raises BackendUnavailable or TryAgain.
     """
     known = site.read(plan.options.host)
+    current = known.partition(plan.options.partition)
     for partition in known.partitions:
-        options = replace(plan.options, partition=partition.name)
-        chosen = plan.options.partition or next(
-            (one.name for one in known.partitions if one.default), None
-        )
-        settings = {} if chosen == partition.name else {"slurm.partition": partition.name}
-        start = _start(plan, options, known)
+        start = _start(plan, replace(plan.options, partition=partition.name), known)
+        settings = {} if partition == current else {"slurm.partition": partition.name}
         yield start._replace(where=f"partition {partition.name}", settings=settings)
 
 
 def _start(plan: Plan, options: Options, known: Site) -> Start:
     """When the job would start with these options."""
-    problems = site.problems(plan.job, options, known)
-    reasons = [one.message for one in problems if _prevents(one)]
+    # Slurm gives a time in DOWN partitions too
+    reasons = [
+        re.sub(r"^the profile of .*? \([\d-]*\):? (has )?", "", problem.message)
+        for problem in site.problems(plan.job, options, known)
+        if problem.severity == "error" or problem.path == "slurm.partition"
+    ]
     if reasons:
-        return Start("", options, None, "; ".join(map(_without_profile, reasons)), possible=False)
+        return Start("", options, None, "; ".join(reasons), possible=False)
     text = script.plan(plan.job, options, run=plan.run, bundle=plan.bundle).text
-    code, answer = _test_only(text, options.host)
+    argv = [*commands.clean_environment(text), *_UTC, "sbatch", "--test-only"]
+    if options.host is None:
+        code, _, answer = shell.raw(argv, env=dict(os.environ), data=text.encode())
+    else:
+        code, _, answer = remote.run(options.host, f"exec {shell.command(*argv)}", text.encode())
     match = _STARTS.search(answer)
-    if code or match is None:
-        return Start("", options, None, _refusal(answer), possible=False)
-    moment = datetime.fromisoformat(match[1]).replace(tzinfo=UTC)
-    return Start("", options, moment, (match[2] or "").strip())
-
-
-def _prevents(problem: Problem) -> bool:
-    """Whether a job with this problem does not start: Slurm gives a time in DOWN partitions too."""
-    return problem.severity == "error" or problem.path == "slurm.partition"
-
-
-def _without_profile(message: str) -> str:
-    """A problem's message without the profile that it was found in, which was read just now."""
-    return re.sub(r"^the profile of .*? \([\d-]*\):? (has )?", "", message)
-
-
-def _refusal(answer: str) -> str:
-    """What sbatch complains of. Raises BackendUnavailable or TryAgain where it is no answer."""
+    if code == 0 and match:
+        moment = datetime.fromisoformat(match[1]).replace(tzinfo=UTC)
+        return Start("", options, moment, (match[2] or "").strip())
     error = commands.error_for(answer)
     if isinstance(error, BackendUnavailable | TryAgain):
         raise error
-    return commands.in_one_line(answer).removeprefix("allocation failure: ")
-
-
-def _test_only(text: str, host: str | None) -> tuple[int, str]:
-    """The exit code of ``sbatch --test-only`` for a script, and what it prints."""
-    argv = [*commands.clean_environment(text), *_UTC, "sbatch", "--test-only"]
-    if host is None:
-        code, _, err = shell.raw(argv, env=dict(os.environ), data=text.encode())
-        return code, err
-    code, _, err = remote.run(host, f"exec {shell.command(*argv)}", text.encode())
-    return code, err
+    refusal = commands.in_one_line(answer).removeprefix("allocation failure: ")
+    return Start("", options, None, refusal, possible=False)

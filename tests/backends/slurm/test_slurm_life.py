@@ -251,9 +251,7 @@ def test_a_controller_that_is_down(box, make_plan, send, monkeypatch):
 def test_a_job_is_found_that_a_frozen_controller_queued(cluster, make_plan, send, monkeypatch):
     plan = make_plan(REPORT)
     controller = int((cluster / "run/slurmctld.pid").read_text())
-    monkeypatch.setattr(
-        commands, "cluster_name", lambda _host: "box"
-    )  # as if queried before the freeze
+    monkeypatch.setattr(commands, "setting", lambda *_: "box")  # as if queried before the freeze
     pauses = []
 
     def thaw(seconds):
