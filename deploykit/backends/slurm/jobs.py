@@ -13,7 +13,6 @@ from pathlib import Path
 
 from deploykit.backends import node_command
 from deploykit.backends.slurm import arrays, commands, remote, states
-from deploykit.backends.slurm.remote import RemoteFolder
 from deploykit.backends.slurm.states import Row
 from deploykit.job.model import Handle, LogLine, State, Status
 from deploykit.lib import paths, shell
@@ -99,24 +98,20 @@ def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
 
 def _fetching_logs(handle: Handle, ended: Callable[[], bool]) -> Callable[[], bool]:
     """`ended`, which also fetches the logs: once a second, and after the job has ended."""
-    due = 0.0
+    folder, due = Path(handle.folder), 0.0
+    remote_folder = remote.recorded_folder(folder)
+    if remote_folder is None:
+        raise BackendUnavailable(f"{folder} has no record of the run's folder on its host")
 
     def fetch_and_ask() -> bool:
         nonlocal due
         over = ended()
         if over or time.monotonic() >= due:
-            remote.fetch_logs(_remote_folder(handle), Path(handle.folder))
+            remote.fetch_logs(remote_folder, folder)
             due = time.monotonic() + _POLL[0]
         return over
 
     return fetch_and_ask
-
-
-def _remote_folder(handle: Handle) -> RemoteFolder:
-    remote_folder = remote.recorded_folder(Path(handle.folder))
-    if remote_folder is None:
-        raise BackendUnavailable(f"{handle.folder} has no record of the run's folder on its host")
-    return remote_folder
 
 
 def cancel(handle: Handle) -> None:
@@ -145,10 +140,13 @@ def cancel_all(handles: Sequence[Handle]) -> None:
             cancel(handle)
     for array, group in tasks.items():
         row_by_job = {row.id: row for row in _squeue((), _host(group[0]))}
-        current = [one for one in group if one.id in row_by_job]
-        ids = [one.id.partition("_")[2] for one in current if _is_of(one.run, row_by_job[one.id])]
-        if ids:
-            _scancel([f"{array}_[{','.join(ids)}]"], group[0])
+        numbers = [
+            task.id.partition("_")[2]
+            for task in group
+            if task.id in row_by_job and _is_of(task.run, row_by_job[task.id])
+        ]
+        if numbers:
+            _scancel([f"{array}_[{','.join(numbers)}]"], group[0])
 
 
 def _scancel(words: Sequence[str], handle: Handle) -> None:
@@ -173,14 +171,12 @@ def _rows(handle_by_job: Mapping[str, Handle], host: str | None) -> dict[str, Ro
             arrays_by_id |= {row.id.partition("_")[0]: row for row in rows if "_" in row.id}
     for job, handle in handle_by_job.items():
         array = arrays_by_id.get(job.partition("_")[0])
-        if job not in row_by_job and array is not None and _never_began(handle, array):
+        if job in row_by_job or array is None or "_" not in job:
+            continue
+        # Slurm drops a task that was cancelled while it waited, and keeps the others
+        if _is_of(handle.run, array) and not _has_begun(Path(handle.folder)):
             row_by_job[job] = Row(job, array.name, "CANCELLED")
     return row_by_job
-
-
-def _never_began(job: Handle, other: Row) -> bool:
-    """Whether a task was cancelled while it waited: Slurm then drops it, and keeps the others."""
-    return "_" in job.id and _is_of(job.run, other) and not _has_begun(Path(job.folder))
 
 
 def _is_of(run: str | None, row: Row) -> bool:
@@ -355,62 +351,50 @@ def _ended(handle: Handle) -> Callable[[], bool]:
     return ask
 
 
+# --- commands beside the ranks
+
 _DUMP_TIMEOUT = 120.0
 """Seconds for all nodes."""
 
 
 def dump(handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
-    """Have each node write the stacks of its ranks; see `deploykit.backends.capabilities.Dump`."""
+    """Have each node write the stacks of its ranks, with one short step beside them.
+
+    Returns what srun complains of.
+    """
     if arrays.tasks(handle) is not None:
         raise UsageError(
-            f"{handle.run} is a job array, whose tasks `dump` cannot tell apart yet",
+            f"{handle.run} is a job array, and `dump` cannot select one of its tasks yet",
             hint=f"log in to the task's node and run `py-spy dump --pid PID` ({handle.id}_TASK)",
         )
     processes = exit_records.processes(Path(handle.folder))
     node_command.require_some(processes, handle.run)
     remote_folder = remote.recorded_folder(Path(handle.folder))
     run_folder = remote_folder.folder if remote_folder else handle.folder
-    stacks_folder = f"{run_folder}/{stack_dumps.FOLDER}/{folder.name}"
-    command = node_command.argv(processes[0], "slurm", (run_folder, stacks_folder), native=native)
+    stacks = f"{run_folder}/{stack_dumps.FOLDER}/{folder.name}"
+    hosts = sorted({process.host for process in processes})
     argv = [
-        *srun_argv(step_id(handle), sorted({one.host for one in processes})),
-        *command,
+        *step_argv(step_id(handle), hosts),
+        *("--input=none", "--ntasks-per-node=1", "--kill-on-bad-exit=0"),
+        *node_command.argv(processes[0], "slurm", (run_folder, stacks), native=native),
     ]
     if remote_folder is None:
-        unset = (word for name in commands.unwanted(os.environ, "") for word in ("-u", name))
-        done = shell.run(["env", *unset, *argv], timeout=_DUMP_TIMEOUT)
-        return _complaints(done.code, done.err)
-    script = f"{shlex.join(argv)}; code=$?; cat {shlex.quote(stacks_folder)}/*.json; exit $code"
-    code, out, err = remote.run(remote_folder.host, script)
-    paths.make_folder(folder.parent)
-    paths.make_folder(folder)
-    for number, line in enumerate(out.splitlines()):
-        paths.write(folder / f"node-{number}.json", line + b"\n")
-    return _complaints(code, err)
-
-
-def srun_argv(job: str, hosts: Sequence[str]) -> list[str]:
-    """A step of the job with one task on each host, beside the steps that run there.
-
-    https://slurm.schedmd.com/srun.html#OPT_overlap
-    """
-    count = len(hosts)
-    return [
-        *("srun", f"--jobid={job}", "--overlap", "--quiet", "--input=none"),
-        *(f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"),
-        *(f"--nodelist={','.join(hosts)}", "--kill-on-bad-exit=0"),
-    ]
-
-
-def _complaints(code: int, err: str) -> list[str]:
+        code, _, err = shell.run([*commands.clean_environment(""), *argv], timeout=_DUMP_TIMEOUT)
+    else:
+        script = f"{shlex.join(argv)}; code=$?; cat {shlex.quote(stacks)}/*.json; exit $code"
+        code, out, err = remote.run(remote_folder.host, script)
+        paths.make_folder(folder)
+        for number, line in enumerate(out.splitlines()):
+            paths.write(folder / f"node-{number}.json", line + b"\n")
     return [f"srun: {commands.in_one_line(err)}"] if code else []
 
 
 def enter(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) -> Sequence[str]:
-    """The command line of this machine; see `deploykit.backends.capabilities.Shell`."""
+    """The command line of this machine that runs a command beside a rank."""
     if arrays.tasks(handle) is not None:
         raise UsageError(
-            f"{handle.run} is a job array, whose tasks `exec` and `shell` cannot tell apart yet",
+            f"{handle.run} is a job array, and `exec` and `shell` cannot select one of its tasks "
+            "yet",
             hint=f"srun --overlap --pty --jobid={handle.id}_TASK bash",
         )
     folder = Path(handle.folder)
@@ -418,29 +402,30 @@ def enter(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) 
     remote_folder = remote.recorded_folder(folder)
     if remote_folder is None:
         node_command.require_program(folder, handle.run)
-    inner = node_command.enter(
-        process, "slurm", remote_folder.folder if remote_folder else str(folder), command
-    )
-    step = [*_step(step_id(handle), process.host, terminal=terminal), *inner]
+    argv = [
+        *step_argv(step_id(handle), [process.host]),
+        *(["--pty"] if terminal else []),
+        *node_command.enter(
+            process, "slurm", remote_folder.folder if remote_folder else str(folder), command
+        ),
+    ]
     if remote_folder is None:
-        unset = (word for name in commands.unwanted(os.environ, "") for word in ("-u", name))
-        return ["env", *unset, *step]
-    needed = shlex.quote(f"{remote_folder.folder}/source/{node_command.ENTER}")
-    lacks = "deploykit: the bundle of this run cannot be entered"
-    script = f"[ -e {needed} ] || {{ echo {shlex.quote(lacks)} >&2; exit 69; }}; "
-    return remote.attached(
-        remote_folder.host, f"{script}exec {shlex.join(step)}", terminal=terminal
-    )
+        return [*commands.clean_environment(""), *argv]
+    program = shlex.quote(f"{remote_folder.folder}/source/{node_command.ENTER}")
+    missing = shlex.quote("deploykit: the bundle of this run cannot be entered")
+    script = f"[ -e {program} ] || {{ echo {missing} >&2; exit 69; }}; exec {shlex.join(argv)}"
+    return remote.attached(remote_folder.host, script, terminal=terminal)
 
 
-def _step(job: str, host: str, *, terminal: bool) -> list[str]:
-    """A step with one task on `host`, beside the steps that run there.
+def step_argv(job: str, hosts: Sequence[str]) -> list[str]:
+    """The beginning of a step with one task on each host, beside the steps that run there.
 
     https://slurm.schedmd.com/srun.html#OPT_overlap
     """
+    count = len(hosts)
     return [
-        *("srun", f"--jobid={job}", "--overlap", "--quiet", "--nodes=1", "--ntasks=1"),
-        *(f"--nodelist={host}", *(["--pty"] if terminal else [])),
+        *("srun", f"--jobid={job}", "--overlap", "--quiet"),
+        *(f"--nodes={count}", f"--ntasks={count}", f"--nodelist={','.join(hosts)}"),
     ]
 
 

@@ -330,8 +330,8 @@ def _start(plan: Plan, options: Options, known: Site) -> Start:
     """When the job would start with these options."""
     # Slurm gives a time in DOWN partitions too
     reasons = [
-        re.sub(r"^the profile of .*? \([\d-]*\):? (has )?", "", problem.message)
-        for problem in site.problems(plan.job, options, known)
+        problem.message
+        for problem in site.rejections(plan.job, options, known)
         if problem.severity == "error" or problem.path == "slurm.partition"
     ]
     if reasons:

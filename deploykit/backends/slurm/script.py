@@ -344,12 +344,12 @@ def _with_python(lines: list[str], job: JobSpec, options: Options) -> list[str]:
         *lines,
         "# an environment that was activated brings its own Python",
         "python=$(command -v python3)",
-        f'[ "$python" != "$before" ] || python={_default_python(options)}',
+        f'[ "$python" != "$before" ] || python={default_python(options)}',
         *("export python", ""),
     ]
 
 
-def _default_python(options: Options) -> str:
+def default_python(options: Options) -> str:
     """The launcher's Python where nothing is activated, as shell text."""
     python = options.python or ("python3" if options.container or options.host else sys.executable)
     home, below = python[:2] == "~/", python[2:]
@@ -359,7 +359,7 @@ def _default_python(options: Options) -> str:
 def _launcher(job: JobSpec, options: Options, folder: Path) -> str:
     """The command that srun starts on each node."""
     container = options.container
-    python = '"$python"' if _chooses_python(job, options) else _default_python(options)
+    python = '"$python"' if _chooses_python(job, options) else default_python(options)
     words = [backend.LAUNCH, *backend.command(job)]
     before = []
     if container is not None and container.runtime == "apptainer":

@@ -48,8 +48,13 @@ class NodeGroup:
     @property
     def description(self) -> str:
         """``3 of 4 nodes usable, each 8 CPUs, 8000 MiB, 2 GPUs``."""
-        each = f"{self.cpus} CPUs, {self.memory} MiB, {self.gpus} GPUs"
-        return f"{self.usable} of {self.count} nodes usable, each {each}"
+        resources = f"{self.cpus} CPUs, {self.memory} MiB, {self.gpus} GPUs"
+        return f"{self.usable} of {self.count} nodes usable, each {resources}"
+
+    @property
+    def amounts(self) -> dict[str, int]:
+        """What each node has, by the key of `resources` in a job file; memory in MiB."""
+        return {"gpus_per_node": self.gpus, "cpus_per_node": self.cpus, "memory": self.memory}
 
 
 @dataclass(frozen=True)
@@ -101,14 +106,10 @@ class Site:
 
     def partition(self, name: str | None) -> Partition | None:
         """The partition `name`, or for None the default partition; None if it does not exist."""
-        return next(
-            (
-                partition
-                for partition in self.partitions
-                if (partition.default if name is None else partition.name == name)
-            ),
-            None,
-        )
+        for partition in self.partitions:
+            if partition.default if name is None else partition.name == name:
+                return partition
+        return None
 
     def nodes(self, partition: str) -> list[NodeGroup]:
         """The nodes of a partition."""
@@ -119,15 +120,11 @@ def probe(host: str | None) -> Profile:
     """Query the cluster, from `host` over ssh where it is given, and store its site profile."""
     site = read(host)
     lines = [f"{site.cluster}, Slurm {site.version}"]
-    lines += [_line(site, partition) for partition in site.partitions]
+    for partition in site.partitions:
+        mark = " (default)" if partition.default else ""
+        nodes = "; ".join(group.description for group in site.nodes(partition.name))
+        lines.append(f"{partition.name}{mark}: {partition.time_limit}; {nodes}")
     return Profile(save(site), dataclasses.asdict(site), tuple(lines))
-
-
-def _line(site: Site, partition: Partition) -> str:
-    """One partition, its time limit and its nodes."""
-    mark = " (default)" if partition.default else ""
-    nodes = "; ".join(group.description for group in site.nodes(partition.name))
-    return f"{partition.name}{mark}: {partition.time_limit}; {nodes}"
 
 
 def read(host: str | None = None) -> Site:
@@ -159,9 +156,9 @@ def save(site: Site, path: Path | None = None) -> Path:
         path = path_of(site.cluster)
         paths.private_folder(path.parent)
         paths.write(path, text)
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    else:  # others may read what a user saves
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
     return path
 
 
@@ -301,40 +298,40 @@ def gpus(gres: str) -> int:
     return sum(map(int, counts))
 
 
+# --- checks of a job with a profile
+
 _MIB = 1024**2
 
 
 def problems(job: JobSpec, options: Options, site: Site) -> Iterator[Problem]:
     """Yield what the site would reject, or never start. Pure."""
+    profile = f"the profile of {site.cluster} ({site.created[:10]})"
+    for problem in rejections(job, options, site):
+        yield problem._replace(message=f"{profile}: {problem.message}")
+
+
+def rejections(job: JobSpec, options: Options, site: Site) -> Iterator[Problem]:
+    """The same problems, for a profile that was made just now and needs no mention."""
     partition = site.partition(options.partition)
     if partition is None:
-        yield _no_partition(options, site)
-        near = nearest(options.partition or "", [one.name for one in site.partitions])
-        partition = site.partition(near)  # what else is wrong depends on the one that was meant
+        names = [partition.name for partition in site.partitions]
+        hint = did_you_mean(options.partition or "", names) or f"one of {', '.join(names)}"
+        chosen = (
+            f"no partition {options.partition!r}" if options.partition else "no default partition"
+        )
+        yield Problem("slurm.partition", chosen, hint)
+        # the other problems depend on the partition that was meant
+        partition = site.partition(nearest(options.partition or "", names))
     if partition is None:
         return
-    yield from _check_partition(job, options, site, partition)
+    yield from _check_partition(job, options, partition)
     yield from _check_features_of_site(job, options, site)
     yield from _check_nodes(job, options, site, partition)
 
 
-def _profile(site: Site) -> str:
-    """The name of the profile in messages."""
-    return f"the profile of {site.cluster} ({site.created[:10]})"
-
-
-def _no_partition(options: Options, site: Site) -> Problem:
-    names = [partition.name for partition in site.partitions]
-    hint = did_you_mean(options.partition or "", names) or f"one of {', '.join(names)}"
-    missing = f"no partition {options.partition!r}" if options.partition else "no default partition"
-    return Problem("slurm.partition", f"{_profile(site)} has {missing}", hint)
-
-
-def _check_partition(
-    job: JobSpec, options: Options, site: Site, partition: Partition
-) -> Iterator[Problem]:
+def _check_partition(job: JobSpec, options: Options, partition: Partition) -> Iterator[Problem]:
     """The limits of the partition, and who may use it."""
-    resources, name = job.resources, f"{_profile(site)}: partition {partition.name}"
+    resources, name = job.resources, f"partition {partition.name}"
     if partition.state != "UP":
         message, hint = f"{name} is {partition.state}", "choose another partition, or wait"
         is_down = partition.state == "DOWN"
@@ -362,16 +359,16 @@ def _check_features_of_site(job: JobSpec, options: Options, site: Site) -> Itera
     """What the site's version and configuration of Slurm support."""
     wants_gpus, style = job.resources.gpus_per_node, options.gres_style
     if wants_gpus and style == "gpus-per-node" and site.gpu_style == "gres":
-        message = f"{_profile(site)}: the site does not support --gpus-per-node"
+        message = "the site does not support --gpus-per-node"
         yield Problem("slurm.gres_style", message, "set it to gres")
     if options.array is not None and options.array > site.max_array_size:
-        message = f"{_profile(site)}: an array has at most {site.max_array_size} tasks"
+        message = f"an array has at most {site.max_array_size} tasks"
         yield Problem("slurm.array", message, "submit several smaller arrays")
     if options.container is not None and options.container.runtime == "pyxis" and not site.pyxis:
-        message = f"{_profile(site)}: Pyxis is not installed: srun has no --container-image"
+        message = "Pyxis is not installed: srun has no --container-image"
         yield Problem("slurm.container.runtime", message, "apptainer, if the nodes have it")
     if job.resources.memory is not None and not site.has_memory:
-        message = f"{_profile(site)}: slurm.conf gives nodes no memory, so none can be requested"
+        message = "slurm.conf gives nodes no memory, so none can be requested"
         yield Problem("resources.memory", message, "remove it")
 
 
@@ -379,69 +376,66 @@ def _check_nodes(
     job: JobSpec, options: Options, site: Site, partition: Partition
 ) -> Iterator[Problem]:
     """Whether enough nodes of the partition have everything that the job requests."""
-    groups = site.nodes(partition.name)
-    most, ranks = max((group.cpus for group in groups), default=0), job.resources.processes
-    if groups and not job.resources.gpus_per_node and ranks > most:
-        message = f"{_profile(site)}: {ranks} ranks would share the {most} CPUs of a node"
+    groups, resources = site.nodes(partition.name), job.resources
+    cores = max((group.cpus for group in groups), default=0)
+    if groups and not resources.gpus_per_node and resources.processes > cores:
+        message = f"{resources.processes} ranks would share the {cores} CPUs of a node"
         path = "resources.processes_per_node"
-        yield Problem(path, message, f"at most {most}", severity="warning")
-    missing = list(_missing(job, options, site, partition, groups))
+        yield Problem(path, message, f"at most {cores}", severity="warning")
+    requests = _requests(job, site)
+    features = _required_features(options)
+    missing = list(_missing(requests, features, partition, groups))
     yield from missing
-    fitting = [group for group in groups if missing or _fits(group, job, options, site)]
+    fitting = [group for group in groups if missing or _fits(group, requests, features)]
     total, usable = sum(group.count for group in fitting), sum(group.usable for group in fitting)
-    name = f"{_profile(site)}: partition {partition.name}"
-    if total < job.resources.nodes:
+    name = f"partition {partition.name}"
+    if total < resources.nodes:
         what = "nodes" if missing else "nodes with what this job requests"
-        message = f"{name} has {total} {what}"
         hint = f"at most {total}" if total else "request less"
-        yield Problem("resources.nodes", message, hint)
-    elif usable < job.resources.nodes:
+        yield Problem("resources.nodes", f"{name} has {total} {what}", hint)
+    elif usable < resources.nodes:
         message = f"{name}: {usable} of the {total} suitable nodes were usable; the job may wait"
         yield Problem("resources.nodes", message, severity="warning")
 
 
 def _missing(
-    job: JobSpec, options: Options, site: Site, partition: Partition, groups: list[NodeGroup]
+    requests: Mapping[str, int],
+    features: set[str],
+    partition: Partition,
+    groups: Iterable[NodeGroup],
 ) -> Iterator[Problem]:
     """Resources and features that no node of the partition has."""
-    nowhere = f"{_profile(site)}: no node of partition {partition.name} has"
-    for key, amount, unit in _requests(job, site):
-        most = max((_amount(group, key) for group in groups), default=0)
+    nowhere = f"no node of partition {partition.name} has"
+    units = {"gpus_per_node": "GPUs", "cpus_per_node": "CPUs", "memory": "MiB of memory"}
+    for key, amount in requests.items():
+        most = max((group.amounts[key] for group in groups), default=0)
         if amount > most:
             hint = f"at most {most}" if most else "choose another partition"
-            yield Problem(f"resources.{key}", f"{nowhere} {amount} {unit}", hint)
-    features = {name for group in groups for name in group.features}
-    if absent := _features(options) - features:
-        hint = f"one of {', '.join(sorted(features))}" if features else "remove it"
+            yield Problem(f"resources.{key}", f"{nowhere} {amount} {units[key]}", hint)
+    available = {name for group in groups for name in group.features}
+    if absent := features - available:
+        hint = f"one of {', '.join(sorted(available))}" if available else "remove it"
         yield Problem("slurm.constraint", f"{nowhere} {', '.join(sorted(absent))}", hint)
 
 
-def _requests(job: JobSpec, site: Site) -> Iterator[tuple[str, int, str]]:
-    """What the job requests of each node: key, amount, unit."""
+def _requests(job: JobSpec, site: Site) -> dict[str, int]:
+    """What the job requests of each node, in the units of `NodeGroup.amounts`."""
     resources = job.resources
-    if resources.gpus_per_node:
-        yield "gpus_per_node", resources.gpus_per_node, "GPUs"
-    if resources.cpus_per_node:
-        yield "cpus_per_node", resources.cpus_per_node, "CPUs"
-    if resources.memory and site.has_memory:
-        yield "memory", -(-resources.memory // _MIB), "MiB of memory"
+    memory = resources.memory if site.has_memory else None
+    amounts = {
+        "gpus_per_node": resources.gpus_per_node,
+        "cpus_per_node": resources.cpus_per_node,
+        "memory": memory and -(-memory // _MIB),
+    }
+    return {key: amount for key, amount in amounts.items() if amount}
 
 
-def _amount(group: NodeGroup, key: str) -> int:
-    """What each node of a group has, in the unit of `_requests`."""
-    return {
-        "gpus_per_node": group.gpus,
-        "cpus_per_node": group.cpus,
-        "memory": group.memory,
-    }[key]
+def _fits(group: NodeGroup, requests: Mapping[str, int], features: set[str]) -> bool:
+    enough = all(group.amounts[key] >= amount for key, amount in requests.items())
+    return enough and features <= set(group.features)
 
 
-def _fits(group: NodeGroup, job: JobSpec, options: Options, site: Site) -> bool:
-    enough = all(_amount(group, key) >= amount for key, amount, _ in _requests(job, site))
-    return enough and _features(options) <= set(group.features)
-
-
-def _features(options: Options) -> set[str]:
+def _required_features(options: Options) -> set[str]:
     """Features joined by ``&``; empty for a constraint with other operators, which Slurm checks."""
     conjunction = re.fullmatch(r"[\w.-]+(&[\w.-]+)*", options.constraint or "")
     return set(conjunction[0].split("&")) if conjunction else set()

@@ -29,7 +29,7 @@ STANDING = ["work at train.py:5: time.sleep(900)", "work at train.py:6: time.sle
 
 
 def test_one_task_on_each_node_beside_the_others():
-    argv = jobs.srun_argv("42", ["n1", "n2"])
+    argv = jobs.step_argv("42", ["n1", "n2"])
     assert argv[0] == "srun"
     assert {"--jobid=42", "--overlap", "--nodelist=n1,n2", "--ntasks=2"} <= set(argv)
 
