@@ -115,6 +115,10 @@ def parameters(job: JobSpec, options: Options, run: str, folder: Path) -> dict[s
         "mail_type": options.mail_type,
         "mail_user": options.mail_user,
     }
+    tasks = None
+    if options.array is not None:
+        limit = f"%{options.at_once}" if options.at_once else ""
+        tasks = f"0-{options.array - 1}{limit}"
     additional: dict[str, Any] = {
         **{name: value or True for name, value in options.extra.items()},
         "chdir": str(folder / "source"),
@@ -124,7 +128,7 @@ def parameters(job: JobSpec, options: Options, run: str, folder: Path) -> dict[s
         "licenses": options.licenses,
         **_changing(job.resources),
         **_dependencies(options),
-        **_array(options),
+        "array": tasks,
     }
     return {
         **_escaped(named),
@@ -201,13 +205,6 @@ def _dependencies(options: Options) -> dict[str, Any]:
         for run, how in options.after.items()
     ]
     return {"dependency": ",".join(jobs), "kill-on-invalid-dep": "yes"} if jobs else {}
-
-
-def _array(options: Options) -> dict[str, Any]:
-    if options.array is None:
-        return {}
-    limit = f"%{options.at_once}" if options.at_once else ""
-    return {"array": f"0-{options.array - 1}{limit}"}
 
 
 def _escaped(values: dict[str, Any]) -> dict[str, Any]:

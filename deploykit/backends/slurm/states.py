@@ -18,6 +18,7 @@ from typing import NamedTuple
 from deploykit.backends.slurm import arrays
 from deploykit.job.decode import whole
 from deploykit.job.model import State, Status
+from deploykit.lib.units import plural
 
 
 class Row(NamedTuple):
@@ -44,34 +45,21 @@ class Row(NamedTuple):
     """Whether Slurm requeues it after a preemption or a node failure."""
 
 
-_STATES = {
-    "PENDING": State.QUEUED,
-    "CONFIGURING": State.QUEUED,
-    "REQUEUED": State.QUEUED,
-    "REQUEUE_HOLD": State.QUEUED,
-    "REQUEUE_FED": State.QUEUED,
-    "SPECIAL_EXIT": State.QUEUED,
-    "RESV_DEL_HOLD": State.QUEUED,
-    "RUNNING": State.RUNNING,
-    "SUSPENDED": State.RUNNING,
-    "STOPPED": State.RUNNING,
-    "RESIZING": State.RUNNING,
-    "SIGNALING": State.RUNNING,
-    "STAGE_OUT": State.RUNNING,
-    "COMPLETING": State.STOPPING,
-    "COMPLETED": State.SUCCEEDED,
-    "CANCELLED": State.CANCELLED,
-    "REVOKED": State.CANCELLED,
-    "FAILED": State.FAILED,
-    "TIMEOUT": State.FAILED,
-    "DEADLINE": State.FAILED,
-    "OUT_OF_MEMORY": State.FAILED,
-    "NODE_FAIL": State.FAILED,
-    "PREEMPTED": State.FAILED,
-    "BOOT_FAIL": State.FAILED,
-    "LAUNCH_FAILED": State.FAILED,
-    "RECONFIG_FAIL": State.FAILED,
+_NATIVE_STATES = {
+    State.QUEUED: (
+        *("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"),
+        "RESV_DEL_HOLD",
+    ),
+    State.RUNNING: ("RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"),
+    State.STOPPING: ("COMPLETING",),
+    State.SUCCEEDED: ("COMPLETED",),
+    State.CANCELLED: ("CANCELLED", "REVOKED"),
+    State.FAILED: (
+        *("FAILED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL"),
+        *("LAUNCH_FAILED", "RECONFIG_FAIL"),
+    ),
 }
+_STATES = {name: state for state, names in _NATIVE_STATES.items() for name in names}
 """Slurm's states and deploykit's; any other is UNKNOWN.
 
 https://slurm.schedmd.com/job_state_codes.html
@@ -187,25 +175,23 @@ def _squeue_rows(text: str) -> Iterator[Row]:
     count = _SQUEUE.count("|")
     for line in text.splitlines():
         parts = line.split("|", count)
-        if len(parts) > count:
-            job, native, started, finished, nodes, partition, priority, reason, name, folder = parts
-            row = Row(
-                job,
-                name,
-                native,
-                reason,
-                _time(started),
-                _time(finished),
-                folder=folder,
-                nodes=nodes,
-                partition=partition,
-                priority=whole(priority) or 0,
-            )
-            yield from [row] if job.isdecimal() else _tasks(row)
-
-
-def _tasks(row: Row) -> Iterator[Row]:
-    return (row._replace(id=task) for task in arrays.task_ids(row.id))
+        if len(parts) <= count:
+            continue
+        job, native, started, finished, nodes, partition, priority, reason, name, folder = parts
+        row = Row(
+            id=job,
+            name=name,
+            native=native,
+            reason=reason,
+            started=_time(started),
+            finished=_time(finished),
+            folder=folder,
+            nodes=nodes,
+            partition=partition,
+            priority=whole(priority) or 0,
+        )
+        ids = [job] if job.isdecimal() else arrays.task_ids(job)
+        yield from (row._replace(id=one) for one in ids)
 
 
 def scontrol_argv(ids: Sequence[str]) -> list[str]:
@@ -230,24 +216,26 @@ def parse_scontrol(text: str) -> Iterator[Row]:
 def _scontrol_rows(text: str) -> Iterator[Row]:
     for line in text.splitlines():
         match = _SCONTROL.match(line)
-        if match is not None:
-            row = Row(
-                match["id"],
-                match["name"],
-                match["native"],
-                match["reason"],
-                _time(match["started"]),
-                _time(match["finished"]),
-                match["code"],
-                requeued=match["requeue"] == "1",
-            )
-            ids = _ids(match["array"], match["task"]) if match["array"] else [row.id]
-            yield from (row._replace(id=job) for job in ids)
-
-
-def _ids(array: str, tasks: str) -> Iterable[str]:
-    """The ids of tasks such as ``5``, ``2-3%2`` or 4294967294."""
-    return [f"{array}_{tasks}"] if tasks.isdecimal() else arrays.task_ids(f"{array}_[{tasks}]")
+        if match is None:
+            continue
+        row = Row(
+            id=match["id"],
+            name=match["name"],
+            native=match["native"],
+            reason=match["reason"],
+            started=_time(match["started"]),
+            finished=_time(match["finished"]),
+            code=match["code"],
+            requeued=match["requeue"] == "1",
+        )
+        array, tasks = match["array"], match["task"]
+        if not array:
+            yield row
+        elif tasks.isdecimal():  # one task, or 4294967294
+            yield row._replace(id=f"{array}_{tasks}")
+        else:
+            ids = arrays.task_ids(f"{array}_[{tasks}]")
+            yield from (row._replace(id=task) for task in ids)
 
 
 def sacct_argv(ids: Sequence[str]) -> list[str]:
@@ -276,7 +264,7 @@ def parse_elapsed(text: str, job: str) -> int | None:
     """The seconds of all attempts in the output of `elapsed_argv`; None where there are none."""
     rows = [line.partition("|") for line in text.splitlines()]
     seconds = [whole(raw) for name, _, raw in rows if name == job]
-    known = [one for one in seconds if one is not None]
+    known = [elapsed for elapsed in seconds if elapsed is not None]
     return sum(known) if known else None
 
 
@@ -322,10 +310,9 @@ def restarted(reasons: Sequence[str], state: State) -> str:
         return ""
     count_by_reason = Counter(reason.replace("_", " ") for reason in reasons)
     listed = ", ".join(f"{reason} {count}" for reason, count in count_by_reason.items())
-    number = len(reasons)
     if state.final:
-        return f"after {number} restart{'s' if number > 1 else ''} ({listed})"
-    return f"restart {number}{'' if state is State.RUNNING else ' pending'} ({listed})"
+        return f"after {plural(len(reasons), 'restart')} ({listed})"
+    return f"restart {len(reasons)}{'' if state is State.RUNNING else ' pending'} ({listed})"
 
 
 @functools.lru_cache(256)  # of many jobs most have the same
@@ -436,13 +423,11 @@ def describe_position(row: Row, queue: Queue) -> str:
     """``waiting for 2 nodes in partition gpu; 14 jobs ahead; expected to start at ...``."""
     ahead = queue.ahead(row)
     nodes = f"{row.nodes} node{'' if row.nodes == '1' else 's'}"
-    parts = [
-        f"waiting for {nodes} in partition {row.partition}",
-        f"{ahead or 'no'} job{'' if ahead == 1 else 's'} ahead",
-    ]
+    position = plural(ahead, "job") if ahead else "no jobs"
+    text = f"waiting for {nodes} in partition {row.partition}; {position} ahead"
     if row.started is not None:
-        parts.append(f"expected to start at {row.started:%Y-%m-%d %H:%M} UTC")
-    return "; ".join(parts)
+        text += f"; expected to start at {row.started:%Y-%m-%d %H:%M} UTC"
+    return text
 
 
 def _number(job: str) -> int:
