@@ -193,3 +193,60 @@ def test_a_job_that_slurm_refused_is_not_the_run_although_slurm_lists_it(fake_sl
     assert sbatch.find("one-1", tmp_path, "localhost") is None
     fake_slurm(squeue=f"echo '{line.format('NonZeroExitCode', tmp_path)}'")
     assert sbatch.find("one-1", tmp_path, "localhost").id == "7"
+
+
+FAILED = "sbatch: error: Batch job submission failed: "
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint", "hint"),
+    [
+        (
+            f"sbatch: error: invalid partition specified: x\n{FAILED}Invalid partition name",
+            "invalid partition specified: x; Batch job submission failed: Invalid partition name",
+            "slurm.partition",
+        ),
+        (
+            f"{FAILED}Invalid account or account/partition combination specified",
+            "Invalid account",
+            "slurm.account",
+        ),
+        (
+            f"{FAILED}Requested node configuration is not available",
+            "not available",
+            "request less per node",
+        ),
+        (
+            f"{FAILED}Requested time limit is invalid (missing or exceeds some limit)",
+            "time limit is invalid",
+            "resources.time_limit",
+        ),
+        ("sbatch: error: Memory specification can not be satisfied", "Memory", "resources.memory"),
+        (f"{FAILED}Invalid qos specification", "qos", "slurm.qos"),
+        (
+            "sbatch: unrecognized option '--nope'\nTry \"sbatch --help\" for more information",
+            "unrecognized option '--nope'",
+            "slurm.extra",
+        ),
+        ("sbatch: error: Invalid --mail-type specification", "--mail-type", "slurm.mail_type"),
+    ],
+)
+def test_a_refusal_names_the_key_to_change(text, complaint, hint):
+    """Recorded from Slurm 22.05."""
+    error = commands.error_for(text)
+    assert isinstance(error, SubmitRefused)
+    assert complaint in str(error)
+    assert hint in error.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "is_uncertain"),
+    [
+        ("Unable to contact slurm controller (connect failure)", BackendUnavailable, False),
+        ("Socket timed out on send/recv operation", TryAgain, True),
+        ("Slurm temporarily unable to accept job, sleeping and retrying", TryAgain, False),
+    ],
+)
+def test_temporary_failures(text, kind, is_uncertain):
+    assert type(commands.error_for(FAILED + text)) is kind
+    assert commands.is_uncertain(FAILED + text) is is_uncertain
