@@ -37,6 +37,12 @@ def handle(number, name, folder="/nowhere"):
     return Handle("slurm", "localhost", str(number), name, str(folder))
 
 
+def status_of(folder):
+    """The status of the run `run-a`, job 34, with this folder."""
+    run = handle(34, "run-a", folder)
+    return jobs.status([run])[run]
+
+
 def exit_record(folder, node, **content):
     (folder / "exit_records").mkdir(exist_ok=True)
     content = {"rank": None, "finished": "2026-11-21T02:15:19Z", "attempt": 0, **content}
@@ -83,16 +89,14 @@ def test_the_exit_code_and_reason_of_the_first_failure(answers, tmp_path):
     answers["scontrol"] = scontrol("FAILED", code="1:0", reason="NonZeroExitCode")
     exit_record(tmp_path, 0, exit_code=143, reason="stopped", finished="2026-11-21T02:15:19.5Z")
     exit_record(tmp_path, 1, exit_code=7, reason="rank 3 ended with 7", rank=3)
-    run = handle(34, "run-a", tmp_path)
-    status = jobs.status([run])[run]
+    status = status_of(tmp_path)
     assert (status.exit_code, status.reason) == (7, "rank 3 ended with 7")
 
 
 def test_a_state_of_slurms_keeps_its_exit_code(answers, tmp_path):
     answers["scontrol"] = scontrol("TIMEOUT", code="0:0")
     exit_record(tmp_path, 0, exit_code=143, reason="stopped")
-    run = handle(34, "run-a", tmp_path)
-    assert jobs.status([run])[run].exit_code == 124
+    assert status_of(tmp_path).exit_code == 124
 
 
 @pytest.mark.parametrize("native", ["TIMEOUT", "FAILED", "NODE_FAIL"])
@@ -104,8 +108,7 @@ def test_a_run_has_succeeded_if_every_rank_had_exited_with_0(answers, tmp_path, 
         finished = f"2026-11-21T02:15:1{node}.500Z"
         exit_record(tmp_path, node, exit_code=0, reason=reason, finished=finished, ranks={node: 0})
         process_record(tmp_path, node)
-    run = handle(34, "run-a", tmp_path)
-    status = jobs.status([run])[run]
+    status = status_of(tmp_path)
     assert (status.state, status.exit_code) == (State.SUCCEEDED, 0)
     assert status.reason == f"{reason}, and Slurm ended the job afterwards ({native})"
 
@@ -122,8 +125,7 @@ def test_a_run_has_not_succeeded_if_a_rank_was_ended_by_slurm(answers, tmp_path,
     if case == "an earlier attempt":
         (tmp_path / "exit_records" / "attempt.json").write_text('{"attempt": 1, "logs": {}}')
         process_record(tmp_path, 0, attempt=1)
-    run = handle(34, "run-a", tmp_path)
-    status = jobs.status([run])[run]
+    status = status_of(tmp_path)
     assert (status.state, status.exit_code) == (State.FAILED, 124)
 
 
@@ -131,23 +133,20 @@ def test_a_run_has_not_succeeded_if_a_rank_was_ended_by_slurm(answers, tmp_path,
 def test_the_status_without_slurm_is_that_of_the_exit_record(answers, tmp_path, code, state):
     answers["sacct"] = Result(1, "", "Slurm accounting storage is disabled\n")
     exit_record(tmp_path, 0, exit_code=code, reason="it ended")
-    run = handle(34, "run-a", tmp_path)
-    assert jobs.status([run])[run] == Status(
+    assert status_of(tmp_path) == Status(
         state, "exit record", "it ended", code, None, at(2, 15, 19)
     )
 
 
 def test_a_job_without_any_record_has_failed(answers, tmp_path):
-    run = handle(34, "run-a", tmp_path)
-    status = jobs.status([run])[run]
+    status = status_of(tmp_path)
     assert (status.state, status.native) == (State.FAILED, "no record")
 
 
 def test_on_another_cluster_the_status_is_unknown(answers, tmp_path):
     (tmp_path / "cluster").write_text("here\n")
     answers["scontrol"] = "ClusterName             = there\n"
-    run = handle(34, "run-a", tmp_path)
-    status = jobs.status([run])[run]
+    status = status_of(tmp_path)
     assert status.state is State.UNKNOWN
     assert "'here', and this is 'there'" in status.reason
 
@@ -156,18 +155,16 @@ def test_on_another_cluster_the_status_of_an_array_is_unknown(answers, tmp_path)
     (tmp_path / "cluster").write_text("here\n")
     (tmp_path / "array").write_text("2\n")
     answers["scontrol"] = "ClusterName             = there\n"
-    run = handle(34, "run-a", tmp_path)
-    assert jobs.status([run])[run].state is State.UNKNOWN
+    assert status_of(tmp_path).state is State.UNKNOWN
     answers["squeue"] = "34_[0-1%1]|PENDING|N/A|N/A|1|main|9|JobHeldUser|run-a|/a\n"
-    assert jobs.status([run])[run].reason.startswith("2 tasks: 2 queued; task 0: held")
+    assert status_of(tmp_path).reason.startswith("2 tasks: 2 queued; task 0: held")
 
 
 def test_without_an_answer_the_status_is_unknown(answers, tmp_path):
     text = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
     answers["squeue"] = Result(1, "", text)
     exit_record(tmp_path, 1, exit_code=0, reason="it ended")
-    run = handle(34, "run-a", tmp_path)
-    status = jobs.status([run])[run]
+    status = status_of(tmp_path)
     assert status.state is State.UNKNOWN
     assert "Unable to contact" in status.reason
 
