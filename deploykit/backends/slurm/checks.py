@@ -18,10 +18,10 @@ from deploykit.lib import paths, shell
 from deploykit.lib.errors import NotFound
 from deploykit.lib.paths import is_address
 
-NOT_SUPPORTED = "not supported"
+_NOT_SUPPORTED = "not supported"
 
-RESERVED = {
-    **dict.fromkeys(("job-name", "chdir", "output", "error", "open-mode"), NOT_SUPPORTED),
+_RESERVED = {
+    **dict.fromkeys(("job-name", "chdir", "output", "error", "open-mode"), _NOT_SUPPORTED),
     **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node"), "`resources.nodes`"),
     "cpus-per-task": "`resources.cpus_per_node`",
     "mem": "`resources.memory`",
@@ -33,18 +33,19 @@ RESERVED = {
     "mail-type": "`slurm.mail_type`",
     "mail-user": "`slurm.mail_user`",
     "kill-on-invalid-dep": "`slurm.after`",
-    **dict.fromkeys(("clusters", "help", "parsable", "quiet", "test-only"), NOT_SUPPORTED),
-    **dict.fromkeys(("usage", "version", "wait", "wrap"), NOT_SUPPORTED),
+    **dict.fromkeys(("clusters", "help", "parsable", "quiet", "test-only"), _NOT_SUPPORTED),
+    **dict.fromkeys(("usage", "version", "wait", "wrap"), _NOT_SUPPORTED),
+    **{
+        name: f"`slurm.{name}`"
+        for name in (
+            *("partition", "account", "qos", "constraint", "reservation"),
+            *("nodelist", "exclude", "exclusive", "licenses"),
+        )
+    },
 }
 """Options of sbatch that `slurm.extra` may not set, and what sets them instead."""
 
-SAME_KEY = (
-    *("partition", "account", "qos", "constraint", "reservation"),
-    *("nodelist", "exclude", "exclusive", "licenses"),
-)
-"""More such options, which have a key of the same name in the `slurm` section."""
-
-REQUIRE_VALUE = (
+_REQUIRE_VALUE = (
     *("acctg-freq", "batch", "bb", "bbf", "begin", "cluster-constraint", "comment", "container"),
     *("container-id", "core-spec", "cores-per-socket", "cpu-freq", "cpus-per-gpu", "deadline"),
     *("delay-boot", "dependency", "distribution", "export", "export-file", "extra"),
@@ -60,7 +61,7 @@ REQUIRE_VALUE = (
 https://slurm.schedmd.com/sbatch.html
 """
 
-BASH_VARIABLES = frozenset(
+_BASH_VARIABLES = frozenset(
     {
         *("BASHOPTS", "BASHPID", "BASH_ARGV0", "BASH_COMMAND", "BASH_SUBSHELL", "BASH_VERSINFO"),
         *("DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "EUID", "FUNCNAME", "GROUPS"),
@@ -92,13 +93,16 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     yield from _check_extra(job, options)
     yield from _check_dependencies(options)
     yield from _check_container(job, options)
-    if job.environment is not None or job.outputs:
-        yield from _check_environment(job, options)
+    yield from _check_array(job, options)
+    yield from _check_environment(job, options)
     yield from _check_numbers(job, options)
-    for name in sorted(BASH_VARIABLES.intersection(job.env)):
+    for name in sorted(_BASH_VARIABLES.intersection(job.env)):
         yield Problem(f"env.{name}", "bash sets this variable itself", "choose another name")
     if options.site is not None:
-        yield from _check_site(job, options, options.site)
+        try:
+            yield from site.problems(job, options, site.load(options.site))
+        except NotFound as error:
+            yield Problem("slurm.site", str(error), error.hint)
 
 
 def check_function(options: Options) -> Iterator[Problem]:
@@ -202,21 +206,21 @@ def _texts(options: Options) -> Iterator[tuple[str, str]]:
 
 
 def _check_extra(job: JobSpec, options: Options) -> Iterator[Problem]:
-    reserved = RESERVED | {name: f"`slurm.{name}`" for name in SAME_KEY}
+    reserved = dict(_RESERVED)
     if options.gres_style == "gres" and job.resources.gpus_per_node:
         reserved["gres"] = "`resources.gpus_per_node`"
     if options.after:
         reserved["dependency"] = "`slurm.after`"
     for name, value in options.extra.items():
         path = f"slurm.extra.{name}"
-        if not value and (option := _option(name, REQUIRE_VALUE)):
+        if not value and (option := _option(name, _REQUIRE_VALUE)):
             message = f"sbatch's --{option} requires a value"
             yield Problem(path, message, "add a value, or remove the option")
         option = name if name in reserved else _option(name, reserved)
         if option is not None:
             instead = reserved[option]
             message = f"sbatch's --{option} cannot be set in slurm.extra"
-            hint = "remove it" if instead == NOT_SUPPORTED else f"use {instead}"
+            hint = "remove it" if instead == _NOT_SUPPORTED else f"use {instead}"
             yield Problem(path, message, hint)
 
 
@@ -233,8 +237,23 @@ def _check_dependencies(options: Options) -> Iterator[Problem]:
                 "no run with this id was submitted to Slurm from this machine",
                 "`deploykit list` shows the runs",
             )
-    if options.array is None and options.at_once is not None:
-        yield Problem("slurm.at_once", "requires slurm.array", "set slurm.array")
+
+
+def _check_array(job: JobSpec, options: Options) -> Iterator[Problem]:
+    if options.array is None:
+        if options.at_once is not None:
+            yield Problem("slurm.at_once", "requires slurm.array", "set slurm.array")
+        return
+    if job.outputs:
+        yield Problem(
+            "outputs",
+            "the tasks of an array share the working folder, and each would collect all files",
+            "write to DEPLOYKIT_OUTPUT_DIR, which is separate for each task",
+            severity="warning",
+        )
+    if job.resources.min_nodes is not None:
+        message = "the number of nodes cannot change in the tasks of an array"
+        yield Problem("resources.min_nodes", message, f"nodes: {job.resources.nodes}")
 
 
 def _check_container(job: JobSpec, options: Options) -> Iterator[Problem]:
@@ -264,51 +283,29 @@ def _check_numbers(job: JobSpec, options: Options) -> Iterator[Problem]:
         yield Problem("resources.memory", "must be at least 1MiB on Slurm")
 
 
-def _check_site(job: JobSpec, options: Options, name: str) -> Iterator[Problem]:
-    try:
-        yield from site.problems(job, options, site.load(name))
-    except NotFound as error:
-        yield Problem("slurm.site", str(error), error.hint)
-
-
 def _has_control_character(text: str) -> bool:
     return re.search(r"[\x00-\x1f\x7f-\x9f]", text) is not None
 
 
 def _check_environment(job: JobSpec, options: Options) -> Iterator[Problem]:
     """Problems that can be found from here. An environment on another host cannot be examined."""
-    if job.outputs and options.array is not None:
-        yield Problem(
-            "outputs",
-            "the tasks of an array share the working folder, and each would collect all files",
-            "write to DEPLOYKIT_OUTPUT_DIR, which is separate for each task",
-            severity="warning",
-        )
-    if job.resources.min_nodes is not None and options.array is not None:
-        message = "the number of nodes cannot change in the tasks of an array"
-        yield Problem("resources.min_nodes", message, f"nodes: {job.resources.nodes}")
     if job.environment is None:
         return
     yield from environments.conflict(job, "slurm.python", options.python)
-    if job.environment.python is not None and options.container is not None:
+    kind, folder = job.environment.python or ("", "")
+    if kind and options.container is not None:
         yield Problem(
-            f"environment.{job.environment.python[0]}",
+            f"environment.{kind}",
             "is not available in slurm.container, whose image brings its own Python",
             "remove one of the two, or set slurm.python to a Python inside the image",
         )
-    elif options.host is not None:
-        yield from _local_folder(job, options.host)
-    else:
+    elif options.host is None:
         prepared = bool(job.environment.modules or options.modules or options.setup)
         yield from environments.problems(job.environment, prepared=prepared)
-
-
-def _local_folder(job: JobSpec, host: str) -> Iterator[Problem]:
-    """A relative folder became one of this machine."""
-    kind, folder = (job.environment and job.environment.python) or ("", "")
-    if folder.startswith("/") and Path(folder).is_relative_to(job.source):
+    elif folder.startswith("/") and Path(folder).is_relative_to(job.source):
+        # a relative folder became one of this machine
         yield Problem(
             f"environment.{kind}",
-            f"{folder} is on this machine, but the job runs on {host}",
-            f"give its absolute path on {host}, or one that begins with ~/",
+            f"{folder} is on this machine, but the job runs on {options.host}",
+            f"give its absolute path on {options.host}, or one that begins with ~/",
         )

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from deploykit.backends import base as backend
-from deploykit.backends.slurm import arrays
+from deploykit.backends.slurm import arrays, job_cost
 from deploykit.backends.slurm.options import Container, Options
+from deploykit.cost import cap
+from deploykit.job import environments
 from deploykit.job.model import Bundle, JobSpec, Plan, Resources
 from deploykit.lib import paths
 
@@ -269,8 +271,6 @@ def _setup_lines(job: JobSpec, options: Options) -> list[str]:
     lines = [*_FAIL.split("\n"), *options.setup, "trap - ERR", ""] if options.setup else []
     if job.environment is None and not options.modules:
         return lines
-    from deploykit.job import environments  # few jobs need it
-
     modules = [*environments.module_lines(options.modules, "slurm.modules")]
     if job.environment is not None:
         loaded = environments.module_lines(job.environment.modules, "environment.modules")
@@ -295,9 +295,6 @@ def _environment(job: JobSpec, options: Options, run: str, folder: Path) -> dict
         environment["DEPLOYKIT_NOTICE"] = str(_notice(job, options))
         environment["DEPLOYKIT_RESTARTS"] = json.dumps(dataclasses.asdict(options.restarts))
     if job.stop_at_cap:
-        from deploykit.backends.slurm import job_cost  # few jobs are stopped at a cap
-        from deploykit.cost import cap
-
         environment |= cap.variables(job, job_cost.estimate(job, options))
     return dict(sorted(environment.items()))
 
