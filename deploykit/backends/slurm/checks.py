@@ -79,7 +79,7 @@ _REPLACED = re.compile(r"[%\\]")
 
 
 def bills(options: Options) -> bool:
-    """Whether the site has a price."""
+    """Return whether the site charges for its resources."""
     return options.price is not None
 
 
@@ -157,18 +157,18 @@ def _check_locations(job: JobSpec, options: Options) -> Iterator[Problem]:
 
 def _check_python(job: JobSpec, options: Options) -> Iterator[Problem]:
     """The Python of the job: on this machine, if it is the one that the nodes would use too."""
-    here = options.host is None and options.container is None
+    same_files = options.host is None and options.container is None
     if options.python is not None and not options.python.startswith(("/", "~", "-")):
         if "/" in options.python:
             message = f"{options.python} is relative, and the job starts in a copy of the source"
             yield Problem("slurm.python", message, "an absolute path on the nodes")
-    elif here and options.python and not os.path.exists(paths.expanded(options.python)):  # noqa: PTH110 - too long
+    elif same_files and options.python and not os.path.exists(paths.expanded(options.python)):  # noqa: PTH110 - too long
         message = f"{options.python} was not found on this machine; the nodes must have it"
         yield Problem("slurm.python", message, severity="warning")
     python = None if options.python or options.setup or options.modules else sys.executable
     if job.environment is not None:
         python = environments.python(job.environment)
-    yield from backend.check_program(job, Path(python) if here and python else None)
+    yield from backend.check_program(job, Path(python) if same_files and python else None)
 
 
 def _check_values(options: Options) -> Iterator[Problem]:

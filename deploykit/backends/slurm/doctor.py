@@ -139,7 +139,7 @@ def findings(
 
 def _evidence(site: Site, partition: Partition | None) -> Iterator[str]:
     if partition is None:
-        yield f"partitions of {site.cluster}: {', '.join(one.name for one in site.partitions)}"
+        yield f"partitions of {site.cluster}: {', '.join(known.name for known in site.partitions)}"
         return
     yield f"partition {partition.name}: {partition.time_limit}"
     yield from (group.description for group in site.nodes(partition.name))

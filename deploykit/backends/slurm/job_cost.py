@@ -1,7 +1,7 @@
 """What a job may cost on a cluster that charges for its resources, by the time they are allocated.
 
-Slurm knows no money. The job file or the user's defaults say what the site charges
-(`slurm.price`), and for which resource. Billing units are a job's resources by the weights that a
+Slurm has no prices. The job file or the user's defaults set what the site charges (`slurm.price`),
+and for which resource. Billing units are a job's resources by the weights that a
 site gives them:
 https://slurm.schedmd.com/tres.html, https://slurm.schedmd.com/slurm.conf.html#OPT_TRESBillingWeights
 """

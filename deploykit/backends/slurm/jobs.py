@@ -117,7 +117,7 @@ def _fetching_logs(handle: Handle, ended: Callable[[], bool]) -> Callable[[], bo
 def cancel(handle: Handle) -> None:
     """Cancel the job if its name is the run's: Slurm may have given the id to another job.
 
-    A job that Slurm no longer knows is no error. Raises NotPermitted or TryAgain.
+    A job that Slurm has no record of is ignored. Raises NotPermitted or TryAgain.
     """
     if "_" in handle.id:
         cancel_all([handle])
@@ -160,7 +160,7 @@ def _scancel(words: Sequence[str], handle: Handle) -> None:
 
 
 def _rows(handle_by_job: Mapping[str, Handle], host: str | None) -> dict[str, Row]:
-    """What Slurm knows of the jobs, by id. Each source is asked for what the previous lacks."""
+    """Slurm's rows of the jobs, by id. Each source is queried for jobs missing in the previous."""
     row_by_job: dict[str, Row] = {}
     arrays_by_id: dict[str, Row] = {}
     for query in (_squeue, _scontrol, _sacct):
@@ -287,7 +287,8 @@ def _succeeded_before(folder: Path, end: exit_records.ExitRecord, status: Status
     """The status, which is a success if all ranks had exited with 0 before Slurm ended the job."""
     if exit_records.processes(folder):
         return status  # ranks of a node without a record
-    ends = (one.finished for one in exit_records.read(folder) if one.attempt == end.attempt)
+    records = exit_records.read(folder)
+    ends = (record.finished for record in records if record.attempt == end.attempt)
     if status.finished is not None and max(ends).replace(microsecond=0) > status.finished:
         return status  # a signal of Slurm's may have ended them
     reason = f"{end.reason}, and Slurm ended the job afterwards ({status.native})"
@@ -430,7 +431,7 @@ def step_argv(job: str, hosts: Sequence[str]) -> list[str]:
 
 
 def step_id(handle: Handle) -> str:
-    """The id of a run's job for srun, which knows no tasks such as ``38_5``.
+    """The id of a run's job for srun, which does not accept tasks such as ``38_5``.
 
     Raises BackendUnavailable.
     """

@@ -211,8 +211,8 @@ def _find_queued(request: _Request, text: str) -> str:
 def find(run: str, folder: Path, target: str) -> Handle | None:
     """Find the run's job: the one that started first, else the one with the lowest id.
 
-    Returns None where no job was queued, which includes a job that Slurm no longer knows and that
-    never started. Raises BackendUnavailable when this cannot be determined.
+    Returns None where no job was queued, including a job that never started and of which Slurm has
+    no record. Raises BackendUnavailable when this cannot be determined.
     """
     remote_folder = remote.recorded_folder(folder)
     if remote_folder is None and target != commands.LOCALHOST:
@@ -246,8 +246,8 @@ def _find_in_array(folder: Path) -> str | None:
 def find_by_name(name: str, host: str | None, folder: str) -> str | None:
     """The lowest id of the jobs with that name and working folder, as squeue lists them."""
     rows = states.parse_squeue(commands.output(states.squeue_argv(name), host))
-    mine = (row for row in rows if (row.name, row.folder) == (name, folder))
-    ids = (row.id for row in mine if not states.was_rejected(row))
+    matching = (row for row in rows if (row.name, row.folder) == (name, folder))
+    ids = (row.id for row in matching if not states.was_rejected(row))
     numbers = [whole(job.partition("_")[0]) for job in ids]
     first = min((number for number in numbers if number is not None), default=None)
     return None if first is None else str(first)

@@ -250,15 +250,15 @@ def command(job: JobSpec, options: Options, run: str, folder: Path) -> str:
 
 def _steps(job: JobSpec, options: Options, folder: Path) -> list[str]:
     """Lines that start the launchers: one step for all nodes, or one for each that may be lost."""
-    words = [*_SRUN_OPTIONS, *_srun(job, options, folder)]
+    srun = ["srun", *_SRUN_OPTIONS, *_srun(job, options, folder)]
     launcher = f"    {_launcher(job, options, folder)}"
     if job.resources.min_nodes is None:
         output = '    --output="$DEPLOYKIT_RUN_DIR/logs/node-%t.log" --open-mode=append \\'
         watched = job.resources.nodes > 1 and options.restarts.node_failure
         before = [_template("slurm_restarted_node.sh")] if watched else []
-        srun = shlex.join(["srun", *words] if watched else ["exec", "srun", *words])
-        return [*before, srun + " \\", output, launcher]
-    start = ["run_step() {", f'    {shlex.join(["srun", *words])} "$@" \\', f"    {launcher}", "}"]
+        step = shlex.join(srun if watched else ["exec", *srun])
+        return [*before, f"{step} \\", output, launcher]
+    start = ["run_step() {", f'    {shlex.join(srun)} "$@" \\', f"    {launcher}", "}"]
     return [*start, _template("slurm_nodes.sh").rstrip()]
 
 
@@ -302,20 +302,20 @@ def _environment(job: JobSpec, options: Options, run: str, folder: Path) -> dict
 def _srun(job: JobSpec, options: Options, folder: Path) -> list[str]:
     """Options of srun that depend on the job. srun does not inherit the CPUs from sbatch."""
     cpus, container = job.resources.cpus_per_node, options.container
-    words = [] if cpus is None else [f"--cpus-per-task={cpus}"]
+    flags = [] if cpus is None else [f"--cpus-per-task={cpus}"]
     if container is not None and container.runtime == "pyxis":
-        words += [
+        flags += [
             f"--container-image={container.image}",
             f"--container-mounts={','.join(_mounts(job, container, folder))}",
             f"--container-workdir={folder}/source",
         ]
-    return words
+    return flags
 
 
 def _mounts(job: JobSpec, container: Container, folder: Path) -> list[str]:
     """``FOLDER:INSIDE`` for the folders of the run, the job file and the `slurm` section."""
     mounts = [str(folder), *backend.locations(job).values(), *container.mounts]
-    return list(dict.fromkeys(one if ":" in one else f"{one}:{one}" for one in mounts))
+    return list(dict.fromkeys(path if ":" in path else f"{path}:{path}" for path in mounts))
 
 
 def _names_environment(job: JobSpec) -> bool:
@@ -354,14 +354,14 @@ def _launcher(job: JobSpec, options: Options, folder: Path) -> str:
     """The command that srun starts on each node."""
     container = options.container
     python = '"$python"' if _chooses_python(job, options) else default_python(options)
-    words = [backend.LAUNCH, *backend.command(job)]
+    arguments = [backend.LAUNCH, *backend.command(job)]
     before = []
     if container is not None and container.runtime == "apptainer":
         gpus = ["--nv"] if job.resources.gpus_per_node else []
         binds = f"--bind={','.join(_mounts(job, container, folder))}"
         directory = f"--pwd={folder}/source"
         before = ["apptainer", "exec", *gpus, binds, directory, container.image]
-    text = " ".join([*map(shlex.quote, before), python, shlex.join(words)])
-    if ":" in words:  # srun reads this argument as the start of the next job component
+    text = " ".join([*map(shlex.quote, before), python, shlex.join(arguments)])
+    if ":" in arguments:  # srun reads this argument as the start of the next job component
         return shlex.join(["bash", "-c", f"exec {text}"])
     return text

@@ -191,7 +191,7 @@ def _squeue_rows(text: str) -> Iterator[Row]:
             priority=whole(priority) or 0,
         )
         ids = [job] if job.isdecimal() else arrays.task_ids(job)
-        yield from (row._replace(id=one) for one in ids)
+        yield from (row._replace(id=task) for task in ids)
 
 
 def scontrol_argv(ids: Sequence[str]) -> list[str]:
@@ -200,8 +200,8 @@ def scontrol_argv(ids: Sequence[str]) -> list[str]:
     scontrol takes a single id; for several, the command shows all jobs. Of a task it shows the
     whole array.
     """
-    one = [ids[0].partition("_")[0]] if len(ids) == 1 else []
-    return ["scontrol", "--oneliner", "show", "job", *one]
+    selected = [ids[0].partition("_")[0]] if len(ids) == 1 else []
+    return ["scontrol", "--oneliner", "show", "job", *selected]
 
 
 def parse_scontrol(text: str) -> Iterator[Row]:
@@ -334,7 +334,7 @@ def _code(reason: str) -> str:
 
 @functools.lru_cache(256)
 def sentence(reason: str) -> str:
-    """What a reason of Slurm's means; empty where it is none."""
+    """What a reason of Slurm's means; empty for ``None`` and the like."""
     if reason in _NO_REASON:
         return ""
     # some reasons have details after a comma: ReqNodeNotAvail, UnavailableNodes:n1
