@@ -97,7 +97,10 @@ def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
 
 
 def _fetching_logs(handle: Handle, ended: Callable[[], bool]) -> Callable[[], bool]:
-    """`ended`, which also fetches the logs: once a second, and after the job has ended."""
+    """`ended`, which also fetches the logs, and does so once more after the job has ended.
+
+    It fetches once a second, or less often where that would take most of the time.
+    """
     folder, due = Path(handle.folder), 0.0
     remote_folder = remote.recorded_folder(folder)
     if remote_folder is None:
@@ -105,10 +108,10 @@ def _fetching_logs(handle: Handle, ended: Callable[[], bool]) -> Callable[[], bo
 
     def fetch_and_ask() -> bool:
         nonlocal due
-        over = ended()
-        if over or time.monotonic() >= due:
+        over, now = ended(), time.monotonic()
+        if over or now >= due:
             remote.fetch_logs(remote_folder, folder)
-            due = time.monotonic() + _POLL[0]
+            due = max(now + _POLL[0], now + 5 * (time.monotonic() - now))
         return over
 
     return fetch_and_ask
