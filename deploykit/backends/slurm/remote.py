@@ -329,11 +329,11 @@ def fetch_exit_records(host: str, runs: Sequence[tuple[Handle, RemoteFolder]]) -
     """
     patterns_by_folders: dict[tuple[Path, Path], list[str]] = defaultdict(list)
     for handle, remote in runs:
-        local, there = Path(handle.folder), Path(remote.folder)
-        patterns = patterns_by_folders[there.parent, local.parent]
-        patterns += [f"{there.name}/{pattern}" for pattern in _RECORDS]
-    for (there, local), patterns in patterns_by_folders.items():
-        _fetch(RemoteFolder(host, str(there)), local, patterns, growing=False)
+        source, local = Path(remote.folder), Path(handle.folder)
+        patterns = patterns_by_folders[source.parent, local.parent]
+        patterns += [f"{source.name}/{pattern}" for pattern in _RECORDS]
+    for (source, local), patterns in patterns_by_folders.items():
+        _fetch(RemoteFolder(host, str(source)), local, patterns, growing=False)
 
 
 def fetch_logs(remote: RemoteFolder, folder: Path) -> None:
