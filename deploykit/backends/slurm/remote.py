@@ -389,7 +389,7 @@ def _tar(remote: RemoteFolder, local: Path, patterns: Sequence[str], *, growing:
         copy = Path(temporary)
         try:
             with tarfile.open(fileobj=io.BytesIO(out)) as archive:
-                archive.extractall(copy, filter="data")
+                archive.extractall(copy, filter=_harmless)  # noqa: S202 - harmless
         except (tarfile.TarError, zlib.error, EOFError, OSError, LookupError, ValueError) as error:
             raise BackendUnavailable(f"{remote.host} sent no usable archive: {error}") from error
         matching = [path for pattern in patterns for path in copy.glob(pattern)]
@@ -404,14 +404,24 @@ def _tar(remote: RemoteFolder, local: Path, patterns: Sequence[str], *, growing:
                 path.unlink()
 
 
+def _harmless(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+    """Skip a member, such as a link, that leads out of the folder or is no regular file."""
+    try:
+        return tarfile.data_filter(member, folder)
+    except tarfile.FilterError:
+        return None
+
+
 def _take(new: Path, old: Path, *, growing: bool) -> None:
     """Write what a new copy of a file holds: at its end, if the file is one that grows."""
+    if old.is_symlink():
+        old.unlink()
     if new.is_symlink():
-        with contextlib.suppress(FileExistsError):
-            old.symlink_to(new.readlink())
+        if "/" not in (target := str(new.readlink())):  # as that of a claim
+            old.symlink_to(target)
     elif growing:
-        with new.open("rb") as source, open(old, "ab", opener=paths.private_opener) as target:
-            source.seek(target.tell())
-            shutil.copyfileobj(source, target)
+        with new.open("rb") as source, open(old, "ab", opener=paths.private_opener) as target_file:
+            source.seek(target_file.tell())
+            shutil.copyfileobj(source, target_file)
     else:
         paths.write(old, new.read_bytes())
