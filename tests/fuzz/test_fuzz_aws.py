@@ -10,7 +10,7 @@ import pytest
 from deploykit.backends.sagemaker import doctor, monitor
 from deploykit.backends.slurm import doctor as slurm_doctor
 from deploykit.backends.slurm import options as slurm_options
-from deploykit.backends.slurm import site, site_checks
+from deploykit.backends.slurm import site
 from deploykit.doctor import aws, infra, local
 from deploykit.doctor.aws import collect, network
 from deploykit.doctor.aws.requirements import HTTPS, Flow, Requirements
@@ -335,7 +335,7 @@ def test_a_saved_site_is_judged_or_refused(tmp_path_factory, content):
     found = outcome(site.load, str(path))
     if isinstance(found, site.Site):
         options = slurm_options.Options()
-        problems = list(site_checks.problems(JOB, options, found))
+        problems = list(site.problems(JOB, options, found))
         list(slurm_doctor.findings(found, found.partition(None), problems, None))
 
 

@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 from hypothesis import strategies as st
 
-from deploykit.backends.slurm import arrays, complaints, queue_position, site, states
+from deploykit.backends.slurm import arrays, commands, site, states
 from deploykit.job.model import Status
 from deploykit_node import cluster
 from deploykit_node.requeue import slurm_job
@@ -65,7 +65,7 @@ def test_every_parsed_job_has_a_status(parse, sample, data):
         status = states.status(row)
         assert isinstance(status, Status)
         assert status.exit_code is None or 0 <= status.exit_code < 256
-        assert queue_position.describe(row, queue_position.Queue([]))
+        assert states.describe_position(row, states.Queue([]))
 
 
 @pytest.mark.parametrize("priority", ["N/A", "\u00b2", "-1", "9" * 5000, ""])
@@ -73,8 +73,8 @@ def test_a_malformed_priority_is_ignored(priority):
     """Regression: each ended `status` with exit code 70."""
     text = SQUEUE.replace("4294901757", priority)
     assert next(states.parse_squeue(text)).priority == 0
-    assert list(queue_position.parse_pending(f"7|main|{priority}\n8|main|1\n")) == list(
-        queue_position.parse_pending("8|main|1\n")
+    assert list(states.parse_pending(f"7|main|{priority}\n8|main|1\n")) == list(
+        states.parse_pending("8|main|1\n")
     )
 
 
@@ -88,9 +88,7 @@ def test_arrays_are_expanded_to_a_million_tasks_in_total():
 @given(text=spoiled(PENDING) | soup("|", "\n", "7", "main"))
 def test_the_list_of_pending_jobs_is_parsed(text):
     row = states.Row("7", "one", "PENDING", partition="main", priority=5)
-    assert "ahead" in queue_position.describe(
-        row, queue_position.Queue(queue_position.parse_pending(text))
-    )
+    assert "ahead" in states.describe_position(row, states.Queue(states.parse_pending(text)))
 
 
 @given(job=spoiled("38_[5-7,9%2]", "38_[0-99999999999]", "38_[1-9,1-9]"))
@@ -126,7 +124,7 @@ def test_gpus_are_counted_or_refused(text):
 
 @given(text=TEXT | spoiled("sbatch: error: Batch job submission failed: no\n"))
 def test_a_complaint_becomes_a_sentence(text):
-    assert complaints.in_one_line(text)
+    assert commands.in_one_line(text)
 
 
 @given(text=soup("n", "[", "]", "-", ",", "1", "07", "999") | spoiled("n[1-3,07],x"))

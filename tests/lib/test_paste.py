@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from jinja2 import meta
 
 from deploykit.backends import slurm
-from deploykit.backends.slurm import Options, ssh
+from deploykit.backends.slurm import Options, remote
 from deploykit.cli import main as cli
 from deploykit.diagnose import cause_rules, placeholders
 from deploykit.doctor import fixes, infra, local
@@ -200,7 +200,7 @@ def test_the_ssh_hint_is_one_host(value, tmp_path, monkeypatch):
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(BackendUnavailable) as caught:
-        ssh.run(value, "true")
+        remote.run(value, "true")
     command = caught.value.hint.removeprefix("try `").removesuffix("`, then the same command again")
     assert run(command, tmp_path) == [["ssh", "--", value, "true"]]
 

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from deploykit.backends.slurm import client, run_arrays
+from deploykit.backends.slurm import sbatch
 from deploykit.cli import main as cli
 from deploykit.lib import paths
 from deploykit.lib.errors import SubmitRefused
@@ -75,14 +75,14 @@ class Killed(BaseException):
 
 def test_an_array_whose_submit_was_interrupted_is_found(job, write, sweep, monkeypatch):
     write(trials=3, parallel=2)
-    queue = client.queue
+    queue = sbatch.queue
 
     def killed(*args, **keys):
         queue(*args, **keys)
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_arrays.client, "queue", killed)
+        patch.setattr(sbatch, "queue", killed)
         with pytest.raises(Killed):
             sweep("start", "--sweep", "s")
     assert not (paths.state() / "sweeps/s/arrays/0/job").exists()

@@ -1,31 +1,41 @@
-"""Job arrays: the ids and folders of the tasks, and one status for all of them."""
+"""Job arrays: the ids, folders and records of the tasks, and one status for all of them.
+
+Several runs may be submitted as the tasks of one array, which then has a folder of its own:
+
+==================  ==============================================================
+``source``          the bundle's files, which each task copies
+``.deploykit``      the node plane, which all tasks share
+``tasks/K``         a link to the run folder of task K
+``name``            the name of the job, with which the ids of its runs begin
+``cluster``, ``job``  as in a run folder
+==================  ==============================================================
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from deploykit.job.model import Handle, State, Status
+from deploykit.lib import paths
 
-_LABELS = {
-    State.RUNNING: "running",
-    State.STOPPING: "stopping",
-    State.QUEUED: "queued",
-    State.BLOCKED: "blocked",
-    State.UNKNOWN: "unknown",
-    State.SUCCEEDED: "succeeded",
-    State.FAILED: "failed",
-    State.CANCELLED: "cancelled",
-}
 MAX_TASKS = 1_000_000
 """Most task ids that are expanded from one text."""
+_LISTED = (
+    *(State.RUNNING, State.STOPPING, State.QUEUED, State.BLOCKED, State.UNKNOWN),
+    *(State.SUCCEEDED, State.FAILED, State.CANCELLED),
+)
+"""The order in which the tasks of an array are counted."""
 _PRECEDENCE = (
     *(State.UNKNOWN, State.RUNNING, State.STOPPING, State.QUEUED, State.BLOCKED),
     *(State.FAILED, State.CANCELLED, State.SUCCEEDED),
 )
 """The state of an array is the first of these that any of its tasks has."""
+_TASK = "array_task"
+"""In a run folder: the array's folder and the number of the task, a line each."""
 
 
 def task_ids(job: str) -> Iterator[str]:
@@ -62,19 +72,74 @@ def combined_status(statuses: Sequence[Status]) -> Status:
     count_by_state = Counter(status.state for status in statuses)
     state = next(state for state in _PRECEDENCE if count_by_state[state])
     counts = [
-        f"{count_by_state[state]} {label}"
-        for state, label in _LABELS.items()
-        if count_by_state[state]
+        f"{count_by_state[state]} {state.value}" for state in _LISTED if count_by_state[state]
     ]
     number, first = next((n, status) for n, status in enumerate(statuses) if status.state is state)
     reason = f"{len(statuses)} tasks: {', '.join(counts)}"
     if first.reason and state is not State.SUCCEEDED:
         reason += f"; task {number}: {first.reason}"
-    started = min((status.started for status in statuses if status.started), default=None)
     last = max((status.finished for status in statuses if status.finished), default=None)
-    finished = last if state.final else None
-    seconds = [status.billed for status in statuses]
-    known = [one for one in seconds if one is not None]
-    billed = sum(known) / len(known) if len(known) == len(seconds) else None  # of each task
-    end = (first.exit_code, started, finished)
-    return Status(state, first.native, reason, *end, billed=billed)
+    seconds = [status.billed for status in statuses if status.billed is not None]
+    return Status(
+        state,
+        first.native,
+        reason,
+        first.exit_code,
+        started=min((status.started for status in statuses if status.started), default=None),
+        finished=last if state.final else None,
+        billed=sum(seconds) / len(seconds) if len(seconds) == len(statuses) else None,  # per task
+    )
+
+
+# --- records in run folders
+
+
+def text_of(path: Path | str) -> str | None:
+    """The text of a record without its line end; None where there is none."""
+    try:
+        with open(path) as file:  # noqa: PTH123 - as text
+            return file.read().strip()
+    except FileNotFoundError:
+        return None
+
+
+def tasks(handle: Handle) -> int | None:
+    """The length of the run's job array; None where the run is not an array."""
+    text = text_of(f"{handle.folder}/array")  # no path object: there may be thousands of handles
+    return None if text is None else int(text)
+
+
+def job_id(folder: Path) -> str | None:
+    """The id that sbatch gave the job; None where no job was submitted from this machine.
+
+    That of a run that is a task of an array is such as ``38_5``.
+    """
+    job = text_of(folder / "job")
+    if not job and (task := task_of(folder)):
+        array, number = task
+        array_job = text_of(array / "job")
+        return f"{array_job}_{number}" if array_job else None
+    return job
+
+
+def record_task(run_folder: Path, array: Path, number: int) -> None:
+    """Record that a run is task `number` of the array with the folder `array`."""
+    paths.write(run_folder / _TASK, f"{array}\n{number}\n")
+
+
+def task_of(run_folder: Path) -> tuple[Path, int] | None:
+    """The folder of a run's array, and the number of its task; None for other runs."""
+    text = text_of(run_folder / _TASK)
+    if not text:
+        return None
+    array, _, number = text.partition("\n")
+    return Path(array), int(number)
+
+
+def claimed_by(folder: Path) -> str | None:
+    """The id of the job that started the run; None before any of its jobs has started."""
+    try:
+        claim = os.readlink(folder / "claim")  # noqa: PTH115 - the target is an id, not a path
+    except OSError:
+        return None
+    return claim if re.fullmatch(r"[0-9]{1,18}(_[0-9]{1,9})?", claim) else None

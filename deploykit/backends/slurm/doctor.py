@@ -1,23 +1,29 @@
-"""What doctor reports about a Slurm cluster: collected, and judged from its site profile."""
+"""What doctor reports about a Slurm cluster and its login node, collected and judged."""
 
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploykit.backends.slurm import login_node, site_checks
+from deploykit.backends.slurm import remote, script
 from deploykit.backends.slurm import site as sites
-from deploykit.backends.slurm.login_node import LoginNode
 from deploykit.backends.slurm.options import Options
 from deploykit.backends.slurm.site import Partition, Site
 from deploykit.job.model import JobSpec, Problem
 from deploykit.lib import paths
+from deploykit.lib.errors import BackendUnavailable
 from deploykit.lib.finding import Finding, Fix
 
 _FACTS = "site.json"
 _SHARED = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "fuse", "glusterfs", "wekafs", "panfs", "9p")
+_PROGRAMS = ("sbatch", "squeue", "scontrol", "flock", "gzip", "tar")
+"""Those that a submit and the queries after it run on a login node."""
+_OLDEST_PYTHON = (3, 10)
+"""Python of the node plane."""
+_VERSION = "import sys; print(*sys.version_info[:2])"
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,25 @@ class RunsFolder:
         return self.single_host or self.filesystem.startswith(_SHARED)
 
 
+@dataclass(frozen=True)
+class LoginNode:
+    """Facts of a login node, and of the folder for runs there."""
+
+    host: str
+    name: str
+    """Its own host name."""
+    folder: str
+    """The folder for runs, without links."""
+    writable: str
+    """The folder, or the first one above that exists, if this user can write there; else empty."""
+    mounts: str
+    """Its /proc/self/mounts."""
+    missing: tuple[str, ...]
+    """Programs that are not on PATH."""
+    python: str
+    """``3 11``; empty where the job's Python cannot be run there."""
+
+
 def examine(
     job: JobSpec, options: Options, saved: Path | None, save: Path | None
 ) -> Iterator[Finding]:
@@ -45,30 +70,23 @@ def examine(
     if saved:
         site = sites.load(str(saved / _FACTS))
     elif options.host is None:
-        site, runs = sites.read(), runs_folder(paths.state(), sites.hosts())
+        site = sites.read()
+        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8")
+        filesystem = filesystem_of(paths.state(), mounts)
+        alone = sites.hosts() <= {os.uname().nodename.split(".")[0]}
+        runs = RunsFolder(str(paths.state()), filesystem, alone)
     else:
-        node = login_node.inspect(options)
-        yield from login_node.findings(node, job, options)
+        node = inspect_login_node(options)
+        yield from login_node_findings(node, job, options)
         if "scontrol" in node.missing:
             return
-        site, runs = sites.read(options.host), _runs_folder_there(node, sites.hosts(options.host))
+        site = sites.read(options.host)
+        alone = sites.hosts(options.host) <= {node.name.split(".")[0]}
+        runs = RunsFolder(node.folder, _filesystem(node.folder, node.mounts), alone, node.host)
     if save:
         sites.save(site, save / _FACTS)
-    problems = site_checks.problems(job, options, site)
+    problems = sites.problems(job, options, site)
     yield from findings(site, site.partition(options.partition), problems, runs)
-
-
-def runs_folder(path: Path, hosts: Iterable[str]) -> RunsFolder:
-    """Look up the file system of `path`, for a cluster whose nodes run on `hosts`."""
-    this_host = os.uname().nodename.split(".")[0]
-    mounts = Path("/proc/self/mounts").read_text(encoding="utf-8")
-    return RunsFolder(str(path), filesystem_of(path, mounts), set(hosts) <= {this_host})
-
-
-def _runs_folder_there(node: LoginNode, hosts: Iterable[str]) -> RunsFolder:
-    """The folder for runs on a login node, for a cluster whose nodes run on `hosts`."""
-    single_host = set(hosts) <= {node.name.split(".")[0]}
-    return RunsFolder(node.folder, _filesystem(node.folder, node.mounts), single_host, node.host)
 
 
 def filesystem_of(path: Path, mounts: str) -> str:
@@ -96,43 +114,35 @@ def findings(
     `partition` is None if the cluster has no such partition, `folder` if the profile was saved.
     """
     for problem in problems:
-        yield _rejected(site, partition, problem)
+        yield Finding(
+            "site_rejects" if problem.severity == "error" else "site_waits",
+            problem.severity,
+            f"{problem.path}: {problem.message}",
+            tuple(_evidence(site, partition)),
+            Fix(problem.hint or "change it in the job file"),
+        )
     if folder is not None and not folder.shared:
-        yield _not_shared(folder)
+        yield Finding(
+            "folder_local",
+            "warning",
+            "the nodes may not be able to read the folder of the runs: it is on a local disk of "
+            f"{folder.host or 'this host'}",
+            (f"{folder.path}: {folder.filesystem}",),
+            Fix(
+                "choose a folder that every node can read",
+                settings={"slurm.folder": "/a/shared/folder"} if folder.host else {},
+                cli="" if folder.host else "export DEPLOYKIT_HOME=/a/shared/folder\n",
+            ),
+        )
     yield from _notes(site, partition)
-
-
-def _rejected(site: Site, partition: Partition | None, problem: Problem) -> Finding:
-    return Finding(
-        "site_rejects" if problem.severity == "error" else "site_waits",
-        problem.severity,
-        f"{problem.path}: {problem.message}",
-        tuple(_evidence(site, partition)),
-        Fix(problem.hint or "change it in the job file"),
-    )
 
 
 def _evidence(site: Site, partition: Partition | None) -> Iterator[str]:
     if partition is None:
-        yield f"partitions of {site.cluster}: {', '.join(one.name for one in site.partitions)}"
+        yield f"partitions of {site.cluster}: {', '.join(known.name for known in site.partitions)}"
         return
     yield f"partition {partition.name}: {partition.time_limit}"
     yield from (group.description for group in site.nodes(partition.name))
-
-
-def _not_shared(folder: RunsFolder) -> Finding:
-    return Finding(
-        "folder_local",
-        "warning",
-        "the nodes may not be able to read the folder of the runs: it is on a local disk of "
-        f"{folder.host or 'this host'}",
-        (f"{folder.path}: {folder.filesystem}",),
-        Fix(
-            "choose a folder that every node can read",
-            settings={"slurm.folder": "/a/shared/folder"} if folder.host else {},
-            cli="" if folder.host else "export DEPLOYKIT_HOME=/a/shared/folder\n",
-        ),
-    )
 
 
 def _notes(site: Site, partition: Partition | None) -> Iterator[Finding]:
@@ -154,3 +164,62 @@ def _notes(site: Site, partition: Partition | None) -> Iterator[Finding]:
             ("AccountingStorageType: none",),
             Fix("nothing to do"),
         )
+
+
+def inspect_login_node(options: Options) -> LoginNode:
+    """Query the login node in one call; changes nothing there.
+
+    Raises BackendUnavailable where it cannot be reached or does not answer as expected.
+    """
+    host, folder = options.host or "", shlex.quote(options.folder or "")
+    python = script.default_python(options)
+    questions = (
+        f"uname -n; readlink -m {folder}; d={folder}; "
+        'while [ ! -e "$d" ]; do d=$(dirname "$d"); done; [ ! -w "$d" ] || printf %s "$d"; echo; '
+        f'for p in {" ".join(_PROGRAMS)}; do command -v $p >/dev/null || printf "%s " $p; done; '
+        f"echo; {python} -c {shlex.quote(_VERSION)} 2>/dev/null || echo; cat /proc/self/mounts"
+    )
+    code, out, err = remote.run(host, questions)
+    lines = out.decode(errors="replace").split("\n", 5)
+    if code or len(lines) < 6:  # noqa: PLR2004 - the lines of the script
+        raise BackendUnavailable(f"{host}: {err.strip() or 'it printed no facts'}")
+    name, real, writable, missing, version, mounts = lines
+    return LoginNode(host, name, real, writable, mounts, tuple(missing.split()), version.strip())
+
+
+def login_node_findings(node: LoginNode, job: JobSpec, options: Options) -> Iterator[Finding]:
+    """What would stop a submit there. Pure."""
+    if node.missing:
+        yield Finding(
+            "login_node_programs",
+            "error",
+            f"required programs are missing on {node.host}",
+            (f"not on PATH: {', '.join(node.missing)}",),
+            Fix("choose another login node as slurm.host, or load them in its shell's start-up"),
+        )
+    if not node.writable:
+        yield Finding(
+            "login_node_folder",
+            "error",
+            f"you cannot write to the folder for runs on {node.host}",
+            (f"{options.folder} is {node.folder}",),
+            Fix("choose another", settings={"slurm.folder": "/a/shared/folder/of/yours"}),
+        )
+    if not (job.environment or options.container or options.setup or options.modules):
+        yield from _python_findings(node, options)
+
+
+def _python_findings(node: LoginNode, options: Options) -> Iterator[Finding]:
+    """About the job's Python, where nothing else provides it on the nodes."""
+    version = tuple(int(part) for part in node.python.split() if part.isdecimal())
+    if version >= _OLDEST_PYTHON:
+        return
+    python = options.python or "python3"
+    state = f"is Python {'.'.join(map(str, version))}" if version else "cannot be run"
+    yield Finding(
+        "login_node_python",
+        "warning",
+        f"{python} {state} on {node.host}; the nodes need Python 3.10 or later with PyTorch",
+        (f"{python}: {node.python or 'no answer'}",),
+        Fix("set the environment of the job", settings={"slurm.python": "/shared/venv/bin/python"}),
+    )

@@ -14,7 +14,7 @@ from typing import Any
 from submitit.core import core, utils
 from submitit.slurm import slurm
 
-from deploykit.backends.slurm import client, script, states
+from deploykit.backends.slurm import commands, script, states
 from deploykit.backends.slurm.options import Options
 from deploykit.job.model import JobSpec
 from deploykit.lib import paths
@@ -65,7 +65,7 @@ class FunctionExecutor(slurm.SlurmExecutor):
         paths.make_private(submission_file_path)
         text = submission_file_path.read_text()
         argv = super()._make_submission_command(submission_file_path)
-        return [*client.clean_environment(text), *argv]
+        return [*commands.clean_environment(text), *argv]
 
     def _internal_process_submissions(
         self, delayed_submissions: list[utils.DelayedSubmission]

@@ -1,48 +1,181 @@
-"""A run on a login node: copy it there, submit it there, and fetch its exit records and logs.
+"""Login nodes: commands over the user's own OpenSSH, and runs that are submitted there.
 
-Every step can be repeated, and a broken connection leaves a step either done or not done. The
-script that calls sbatch holds a lock on the login node, so that a later query waits for its answer.
+Every step of a submit can be repeated, and a broken connection leaves a step either done or not
+done. The script that calls sbatch holds a lock on the login node, so that a later query waits for
+its answer. Exit records and logs come back by rsync, or by tar where rsync is missing.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import functools
 import io
 import json
 import logging
+import os
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+import shutil
+import tarfile
+import tempfile
+import time
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from deploykit.backends import base as backend
-from deploykit.backends.slurm import ssh
 from deploykit.bundle import archive as bundles
-from deploykit.job.decode import whole
 from deploykit.job.model import Handle, Plan
-from deploykit.lib import paths
+from deploykit.lib import paths, shell
 from deploykit.lib.errors import BackendUnavailable, CannotWrite, NotPermitted, TryAgain
 from deploykit.observe import logfiles
 
-_GROWING = (*logfiles.ALL, "exit_records/history-*.jsonl")
-"""Patterns of files in a run's folder that only grow: logs, also of a job array, and usage."""
+# --- ssh
+
+_MARK = b"deploykit begins\n"
+"""Separates the output of the user's start-up files from that of the script."""
+
+_SSH_FAILED = 255
+"""The exit code of ssh for its own errors: https://man.openbsd.org/ssh#EXIT_STATUS."""
+
+_TIMEOUT = 300
+"""Seconds for one script, including the transfer of its input and output."""
+
+_PAUSES = (1.0, 2.0, 4.0, 8.0)
+"""Seconds before each retry of a connection. sshd drops connections while many users log in at
+once (MaxStartups), and blocks an address for 15 s after repeated failures (PerSourcePenalties):
+https://man.openbsd.org/sshd_config."""
+
+_NOT_CONNECTED = re.compile(
+    r"^(kex|ssh)_exchange_identification: |banner exchange|^Connection (closed|reset) by |"
+    r"^ssh: connect to host .*: Connection (refused|reset)",
+    re.MULTILINE,
+)
+"""Messages of ssh for a refused or closed connection. `Connection closed by` can also appear after
+the login."""
+
+_LOGIN_DENIED = re.compile(r"Permission denied \(|Host key verification failed")
+"""Messages of ssh where a login needs a person, whom BatchMode does not ask."""
+
+_LOGGED_IN = "Authenticated to "
+_VERBOSE_ONLY = (_LOGGED_IN, "Transferred: sent ", "Bytes per second: sent ")
+"""Lines that ssh prints only in verbose mode; they are not shown to users."""
+
+_MAX_SOCKET_FOLDER = 107 - len("/") - 40 - 17
+"""Longest path of the folder for sockets, in characters. A Unix socket's path has at most 107: the
+name is %C of ssh_config (40), with a suffix (17) while ssh creates it."""
+
+_CLEAN_ENVIRONMENT = (
+    "export TZ=UTC; unset $(env | sed -n "
+    "'s/^\\(\\(SQUEUE\\|SACCT\\|SCONTROL\\)_[A-Z0-9_]*\\|SLURM_TIME_FORMAT\\)=.*/\\1/p'); "
+)
+"""Does on a login node what `commands.query_environment` does here."""
+
+
+def run_slurm(host: str, argv: Sequence[str]) -> shell.Result:
+    """Run one of Slurm's commands on `host`, without the user's filters and formats.
+
+    Raises BackendUnavailable when the connection fails.
+    """
+    code, out, err = run(host, _CLEAN_ENVIRONMENT + f"exec {shlex.join(argv)}")
+    return shell.Result(code, out.decode(errors="replace"), err)
+
+
+def run(host: str, script: str, data: bytes | None = None) -> tuple[int, bytes, str]:
+    """Run a script of sh on `host`, with `data` as its standard input.
+
+    Returns its exit code, standard output and standard error. Retries a connection that is refused
+    or closed before the login, because the script cannot have started then. Raises
+    BackendUnavailable when no connection is possible, or when it breaks after the login.
+    """
+    for pause in (*_PAUSES, None):
+        code, out, err = shell.raw(argv(host, script), data=data or b"", timeout=_TIMEOUT)
+        lines = err.splitlines(keepends=True)
+        shown = "".join(line for line in lines if not line.startswith(_VERBOSE_ONLY))
+        if code != _SSH_FAILED:
+            return code, out.partition(_MARK)[2], shown
+        if pause is None or _LOGGED_IN in err or not _NOT_CONNECTED.search(err):
+            break
+        if pause == _PAUSES[0]:
+            reason = shown.strip().partition("\n")[0]
+            logging.getLogger(__name__).warning("ssh %s: %s; retrying", host, reason)
+        time.sleep(pause)
+    hint = f"try `{shell.command('ssh', '--', host, 'true')}`, then the same command again"
+    if _LOGIN_DENIED.search(err):
+        hint = (
+            "if the login asks for a password or a second factor, open one connection by hand, "
+            f"which deploykit then uses: {shell.command(*_master(host))}"
+        )
+    raise BackendUnavailable(f"ssh {host}: {shown.strip() or 'the connection was lost'}", hint=hint)
+
+
+def argv(host: str, script: str) -> list[str]:
+    """The verbose ssh command for a script of sh, which any login shell gets as one quoted line."""
+    line = shlex.join(["sh", "-c", f"echo {_MARK.decode().strip()}; {script}"])
+    settings = [*connection_options(host), "BatchMode=yes", "LogLevel=VERBOSE"]
+    return ["ssh", "-T", *_as_options(settings), "--", host, line]
+
+
+def attached(host: str, script: str, *, terminal: bool) -> list[str]:
+    """The ssh command for a script of sh whose input and output are those of this process.
+
+    `terminal` asks for one there, too. ssh may ask the user for a password.
+    """
+    line = shlex.join(["sh", "-c", _CLEAN_ENVIRONMENT + script])
+    settings = [*connection_options(host), "LogLevel=ERROR"]
+    return ["ssh", "-t" if terminal else "-T", *_as_options(settings), "--", host, line]
+
+
+def _as_options(settings: Iterable[str]) -> list[str]:
+    return [word for setting in settings for word in ("-o", setting)]
+
+
+def _master(host: str) -> list[str]:
+    """The command with which a user opens the connection that `argv` shares."""
+    sockets = [option for option in connection_options(host) if option.startswith("ControlPath=/")]
+    return ["ssh", "-fNM", *_as_options(sockets), "--", host]
+
+
+def connection_options(host: str) -> list[str]:
+    """Options of ssh with which commands share one connection for a minute after the last.
+
+    Empty where the user's own configuration of the host names a ControlPath, and where no folder is
+    safe for a socket. https://man.openbsd.org/ssh_config#ControlMaster
+    """
+    folder = None if _has_control_path(host) else _socket_folder()
+    if folder is None:
+        return []
+    return ["ControlMaster=auto", f"ControlPath={folder}/%C", "ControlPersist=60"]
+
+
+@functools.cache
+def _has_control_path(host: str) -> bool:
+    """Whether the user's configuration of ssh names a socket for shared connections to `host`."""
+    _, configuration, _ = shell.raw(["ssh", "-G", "--", host])
+    return re.search(rb"(?m)^controlpath (?!none$)", configuration) is not None
+
+
+def _socket_folder() -> Path | None:
+    """A folder with a short path that only this user can enter; None where there is none."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    own = runtime is not None and paths.is_private_folder(Path(runtime))
+    folder = Path(runtime, "deploykit-ssh") if runtime and own else paths.state() / "ssh"
+    if len(str(folder)) > _MAX_SOCKET_FOLDER:
+        return None
+    with contextlib.suppress(OSError, CannotWrite):
+        return paths.private_folder(folder)
+    return None
+
+
+# --- submitting
+
 _RECORD = "remote.json"
 _SCRIPT = "plan.sh"
-_MAX_LOG = 1 << 23
-"""Bytes of one log that one call fetches."""
-_MAX_LOGS = 1 << 26
-"""Bytes of all logs that one call fetches."""
-_GROWN = re.compile(
-    r"(tasks/[0-9]{1,9}/)?logs/[^/]{1,200}\.log|exit_records/history-[0-9]{1,9}\.jsonl"
-)
-_EXIT_RECORD = re.compile(r"(tasks/[0-9]{1,9}/)?exit_records/[\w-][\w.-]{0,200}", re.ASCII)
-"""The only file names that an answer of a login node may create on this machine."""
-_SHA256 = "sha256sum | cut -c1-64"
-_BUSY = 75
+_LOCK_HELD = 75
 _FOREIGN_OWNER = 73
-"""Exit codes of our own scripts: the lock is held, the folder belongs to another user."""
+"""Exit codes of our own scripts: another submit holds the lock, another user owns the folder."""
 _NARROWED = "it was accessible to other users; its mode is now 0700"
 _ENTER = (
     "umask 077; mkdir -p {folder} && cd {folder} && {{ [ -O . ] || exit 73; }} && "
@@ -67,34 +200,70 @@ def recorded_folder(folder: Path) -> RemoteFolder | None:
         return None
 
 
+def remains(folder: Path) -> Iterator[tuple[str, str]]:
+    """The run's folder on its login node, and the command that deletes it."""
+    remote = recorded_folder(folder)
+    if remote is not None:
+        remove = shell.command("rm", "-r", "--", remote.folder)
+        command = shell.command("ssh", "--", remote.host, remove)
+        yield f"{remote.host}:{remote.folder}", command
+
+
 def deliver(plan: Plan, local: Path) -> RemoteFolder:
     """Copy the bundle, unless it is there already, unpack it for the run, and copy the script.
 
-    Where to is recorded first in `local`, the run's folder on this machine, for a submit that is
+    `local`, the run's folder on this machine, first records the destination, for a submit that is
     interrupted. Raises BackendUnavailable, CannotWrite, NotPermitted or TryAgain when a step fails.
     """
-    home = plan.options.home
-    remote = RemoteFolder(plan.options.host, str(plan.options.run_folder(plan.run)))
+    host, home = plan.options.host, plan.options.home
+    remote = RemoteFolder(host, str(plan.options.run_folder(plan.run)))
     paths.write(local / _RECORD, json.dumps(asdict(remote)) + "\n")
     archive = f"bundles/{plan.bundle.hash}.tar.gz"
-    folder = _relative(remote, home)
-    folders = " ".join(shlex.quote(f"{folder}/{name}") for name in backend.FOLDERS)
-    # the name proves nothing: the hash is that of the uncompressed archive
-    same = f'[ "$(gzip -dc {archive} | {_SHA256})" = {plan.bundle.hash} ]'
-    good = f"[ -O {archive} ] && gzip -tq {archive} && {same}"
-    is_there = _do(remote.host, home, f"mkdir -p bundles {folders}; if {good}; then echo yes; fi")
-    if not is_there:
-        _upload(remote.host, home, archive, bundles.store(plan.bundle).read_bytes())
-    # `source` gets its name last, so one that exists is complete
-    tar = f"tar --no-same-permissions -xzf {archive} -C {folder}/new"
-    unpack = f"{tar} && mv {folder}/new {folder}/source"
-    fresh = f"rm -rf {folder}/new; mkdir {folder}/new && {unpack}"
-    # other nodes see changes of a file at once if the file exists already
-    then = (
-        f"touch {folder}/rendezvous.json {folder}/sending; [ -d {folder}/source ] || {{ {fresh}; }}"
+    folder = str(Path(remote.folder).relative_to(home))  # a run id needs no quotes
+    folders = " ".join(f"{folder}/{name}" for name in backend.FOLDERS)
+    prepare = f"mkdir -p bundles {folders}; [ ! -e {archive} ] || echo yes"
+    if not _do(host, home, prepare):
+        _upload(host, home, archive, bundles.store(plan.bundle).read_bytes())
+    # `source` gets its name last, so one that exists is complete. Other nodes see changes of
+    # rendezvous.json at once because it exists already
+    unpack = (
+        f"touch {folder}/rendezvous.json {folder}/sending; [ -d {folder}/source ] || {{ "
+        f"rm -rf {folder}/new; mkdir {folder}/new && "
+        f"tar --no-same-permissions -xzf {archive} -C {folder}/new && "
+        f"mv {folder}/new {folder}/source; }}"
     )
-    _upload(remote.host, home, f"{folder}/{_SCRIPT}", plan.text.encode(), then)
+    _upload(host, home, f"{folder}/{_SCRIPT}", plan.text.encode(), unpack)
     return remote
+
+
+def _upload(host: str, home: Path, path: str, content: bytes, then: str = "true") -> None:
+    """Write a complete file or none, and run the script `then` once the file is complete."""
+    complete = f'[ "$(wc -c < {path}.$$)" -eq {len(content)} ]'
+    _do(
+        host,
+        home,
+        f"cat > {path}.$$ && {complete} && mv {path}.$$ {path} && {{ {then}; }}",
+        content,
+    )
+
+
+def _do(host: str, home: Path, script: str, data: bytes | None = None) -> bytes:
+    """Run a script in deploykit's folder on `host`; return its output."""
+    enter = _ENTER.format(folder=shlex.quote(str(home)))
+    code, out, err = run(host, f"{enter} && {script}", data)
+    if _NARROWED in err:
+        logging.getLogger(__name__).warning("warning: %s: %s: %s", host, home, _NARROWED)
+    if code == 0:
+        return out
+    if code == _FOREIGN_OWNER:
+        raise CannotWrite(
+            f"{host}: {home} belongs to another user, who could change what runs as you",
+            hint="set slurm.folder to a folder of your own",
+        )
+    message = f"{host}: {err.strip() or f'a step of the submit failed with exit code {code}'}"
+    if "denied" in err:
+        raise NotPermitted(message, hint="set slurm.folder to a folder that you may write to")
+    raise TryAgain(message, hint=f"submit again; if that fails too, check slurm.folder on {host}")
 
 
 def sbatch(remote: RemoteFolder, kept: Iterable[str]) -> tuple[int, bytes, str]:
@@ -112,7 +281,7 @@ def sbatch(remote: RemoteFolder, kept: Iterable[str]) -> tuple[int, bytes, str]:
         f"cd {shlex.quote(remote.folder)} && unset $({names}); "
         f"flock -w 60 sending sh -c {shlex.quote(once)}"
     )
-    return ssh.run(remote.host, script)
+    return run(remote.host, script)
 
 
 def find_job(remote: RemoteFolder) -> str | None:
@@ -122,9 +291,9 @@ def find_job(remote: RemoteFolder) -> str | None:
     """
     script = (
         f"cd {shlex.quote(remote.folder)} 2>/dev/null || exit 0; exec 9>sending; "
-        f"flock -w 60 9 || exit {_BUSY}; cat job 2>/dev/null || readlink claim; exit 0"
+        f"flock -w 60 9 || exit {_LOCK_HELD}; cat job 2>/dev/null || readlink claim; exit 0"
     )
-    code, out, err = ssh.run(remote.host, script)
+    code, out, err = run(remote.host, script)
     if code:
         raise BackendUnavailable(f"{remote.host}: {err.strip() or 'a submit is in progress there'}")
     return job_id(out)
@@ -136,128 +305,123 @@ def job_id(out: bytes) -> str | None:
     return match[0].decode() if match else None
 
 
+# --- exit records and logs
+
+_RECORDS = ("claim*", "exit_records/*.json", "tasks/*/exit_records/*.json")
+"""Exit records, and the link `claim`, which `Path.glob` finds only by a pattern."""
+_LOGS = (*logfiles.ALL, "exit_records/history-*.jsonl")
+"""Files in a run's folder that only grow: logs, also of a job array, and usage."""
+
+_RSYNC_DONE = {0, 23, 24}
+"""Exit codes of rsync: success, and files that are missing or vanished.
+
+https://download.samba.org/pub/rsync/rsync.1#EXIT_VALUES
+"""
+_without_rsync: set[str] = set()
+"""Hosts for which rsync failed, for example because a start-up file there prints something."""
+
+
 def fetch_exit_records(host: str, runs: Sequence[tuple[Handle, RemoteFolder]]) -> None:
-    """Copy the exit records and claims of these runs and their tasks to this machine, in one call.
+    """Copy the exit records and claims of these runs and their tasks to this machine.
 
-    Raises BackendUnavailable when the connection fails.
+    Records that no longer exist there are deleted. Raises BackendUnavailable when the connection
+    fails.
     """
-    patterns = "exit_records/*.json tasks/*/exit_records/*.json"  # files of one line each
-    show = (
-        'cd "$1" 2>/dev/null && { printf "\\t%s\\n" "$1"; '
-        f"grep -sH '' {patterns}; [ ! -L claim ] || echo \"claim:$(readlink claim)\"; }}"
-    )
-    folders = " ".join(shlex.quote(remote.folder) for _, remote in runs)
-    script = f'show() {{ {show}; }}; for run in {folders}; do (show "$run"); done; exit 0'
-    local_by_remote = {remote.folder: Path(handle.folder) for handle, remote in runs}
-    files: dict[str, dict[str, str]] = {folder: {} for folder in local_by_remote}
-    current = ""
-    for line in _run_long(host, script).decode(errors="replace").splitlines():
-        if line.startswith("\t"):
-            current = line[1:]
-        else:
-            name, _, text = line.partition(":")
-            files.setdefault(current, {})[name] = text
-    for folder, local in local_by_remote.items():
-        _mirror(local, files[folder])
-
-
-def _mirror(folder: Path, files: dict[str, str]) -> None:
-    """Make the exit records and the claim in `folder` the same as on the login node."""
-    for path in (*folder.glob("exit_records/*.json"), *folder.glob("tasks/*/exit_records/*.json")):
-        if str(path.relative_to(folder)) not in files:
-            path.unlink()
-    for name, text in files.items():
-        if name == "claim":
-            if whole(text) is not None:
-                with contextlib.suppress(FileExistsError):
-                    (folder / "claim").symlink_to(text)
-        elif _EXIT_RECORD.fullmatch(name):
-            path = folder / name
-            paths.make_folder(path.parent)
-            paths.write(path, text + "\n")
+    patterns_by_folders: dict[tuple[Path, Path], list[str]] = defaultdict(list)
+    for handle, remote in runs:
+        source, local = Path(remote.folder), Path(handle.folder)
+        patterns = patterns_by_folders[source.parent, local.parent]
+        patterns += [f"{source.name}/{pattern}" for pattern in _RECORDS]
+    for (source, local), patterns in patterns_by_folders.items():
+        _fetch(RemoteFolder(host, str(source)), local, patterns, growing=False)
 
 
 def fetch_logs(remote: RemoteFolder, folder: Path) -> None:
     """Append to the logs in `folder` what was written on the login node since the last call.
 
-    The same for the history of what the ranks used.
-
-    Raises BackendUnavailable when the connection fails or the answer is not understood.
+    The same for the history of what the ranks used. Raises BackendUnavailable when the connection
+    fails.
     """
-    while _fetch_part(remote, folder):
-        pass
+    paths.make_folder(folder)
+    _fetch(remote, folder, _LOGS, growing=True)
 
 
-def _fetch_part(remote: RemoteFolder, folder: Path) -> bool:
-    """Fetch at most `_MAX_LOGS` bytes; return whether there may be more."""
-    sizes = "".join(
-        f"{shlex.quote(str(path.relative_to(folder)))}) at={path.stat().st_size};; "
-        for pattern in _GROWING
-        for path in folder.glob(pattern)
+def _fetch(remote: RemoteFolder, local: Path, patterns: Sequence[str], *, growing: bool) -> None:
+    """Copy the files that match `patterns`: only what is new of those that are `growing`."""
+    host = remote.host
+    possible = host not in _without_rsync and ":" not in host and shutil.which("rsync")
+    if not (possible and _rsync(remote, local, patterns, growing=growing)):
+        _tar(remote, local, patterns, growing=growing)
+        _without_rsync.add(host)
+
+
+def _rsync(remote: RemoteFolder, local: Path, patterns: Sequence[str], *, growing: bool) -> bool:
+    """Copy with rsync; return whether it worked. Links that point out of the folder are skipped."""
+    parents = {f"/{p}/" for pattern in patterns for p in PurePosixPath(pattern).parents if p.name}
+    rules = [*sorted(parents), *(f"/{pattern}" for pattern in patterns)]
+    settings = _as_options([*connection_options(remote.host), "BatchMode=yes"])
+    code, _, _ = shell.raw(
+        [
+            *("rsync", f"--rsh={shlex.join(['ssh', '-T', *settings])}", "--protect-args"),
+            *("--recursive", "--chmod=D700,F600"),
+            *(["--append"] if growing else ["--checksum", "--links", "--safe-links", "--delete"]),
+            *("--exclude=*[[:cntrl:]]*", "--include-from=-", "--exclude=*"),
+            *("--", f"{remote.host}:{remote.folder}/", f"{local}/"),
+        ],
+        data="\n".join(rules).encode(),
+        timeout=_TIMEOUT,
     )
-    # stat shows which files have grown, so that no process starts for the others
+    return code in _RSYNC_DONE
+
+
+def _tar(remote: RemoteFolder, local: Path, patterns: Sequence[str], *, growing: bool) -> None:
+    """Copy an archive of all the files, and take what is new from it."""
     script = (
-        f"cd {shlex.quote(remote.folder)} 2>/dev/null || exit 0; "
-        f"stat -c '%s %n' {' '.join(_GROWING)} 2>/dev/null | {{ t=0; while read -r n f; do "
-        '[ -f "$f" ] || continue; '  # part of a name with a line break
-        f'case "$f" in {sizes}*) at=0;; esac; n=$((n - at)); [ "$n" -gt 0 ] || continue; '
-        f'[ "$n" -le {_MAX_LOG} ] || n={_MAX_LOG}; '
-        f't=$((t + n)); [ "$t" -le {_MAX_LOGS} ] || break; printf "%s %s\\n" "$f" "$n"; '
-        'tail -c "+$((at + 1))" "$f" | head -c "$n"; done; }; exit 0'
+        f"cd {shlex.quote(remote.folder)} 2>/dev/null && "
+        f"tar -czf - -- {' '.join(patterns)} 2>/dev/null; exit 0"
     )
-    return _append_logs(remote.host, folder, _run_long(remote.host, script))
+    _, out, _ = run(remote.host, "exec sh", script.encode())  # may be too long for an argument
+    if not out:
+        return
+    with tempfile.TemporaryDirectory(
+        prefix="fetched-", dir=paths.private_folder(paths.state())
+    ) as temporary:
+        copy = Path(temporary)
+        try:
+            with tarfile.open(fileobj=io.BytesIO(out)) as archive:
+                archive.extractall(copy, filter=_harmless)  # noqa: S202 - harmless
+        except (tarfile.TarError, zlib.error, EOFError, OSError, LookupError, ValueError) as error:
+            raise BackendUnavailable(f"{remote.host} sent no usable archive: {error}") from error
+        matching = [path for pattern in patterns for path in copy.glob(pattern)]
+        files = [path for path in matching if path.is_symlink() or path.is_file()]
+        names = {path.relative_to(copy) for path in files if str(path).isprintable()}
+        for name in names:
+            paths.make_folder((local / name).parent)
+            _take(copy / name, local / name, growing=growing)
+    if not growing:
+        for path in [path for pattern in patterns for path in local.glob(pattern)]:
+            if path.relative_to(local) not in names:
+                path.unlink()
 
 
-def _append_logs(host: str, folder: Path, out: bytes) -> bool:
-    """Append the parts in `out`, each after a line with its name and size."""
-    more = len(out) > _MAX_LOGS - _MAX_LOG
-    stream = io.BytesIO(out)
-    while head := stream.readline():
-        name, _, count = head.decode(errors="replace").rstrip("\n").rpartition(" ")
-        size = whole(count)
-        if size is None:
-            raise BackendUnavailable(f"{host} sent {name[:80]!r} instead of a log")
-        part = stream.read(size)
-        if _GROWN.fullmatch(name) and name.isprintable():
-            paths.make_folder((folder / name).parent)
-            with open(folder / name, "ab", opener=paths.private_opener) as file:
-                file.write(part)
-        more = more or size == _MAX_LOG
-    return more
+def _harmless(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+    """Skip a member, such as a link, that leads out of the folder or is no regular file."""
+    try:
+        return tarfile.data_filter(member, folder)
+    except tarfile.FilterError:
+        return None
 
 
-def _run_long(host: str, script: str) -> bytes:
-    """The output of a script that may exceed the length of a command line's argument."""
-    _, out, _ = ssh.run(host, "exec sh", script.encode())
-    return out
-
-
-def _relative(remote: RemoteFolder, home: Path) -> str:
-    """The run's folder, relative to deploykit's; a run id needs no quotes."""
-    return str(Path(remote.folder).relative_to(home))
-
-
-def _upload(host: str, home: Path, path: str, content: bytes, then: str = "true") -> None:
-    """Write a complete file or none, and run the script `then` once the file is complete."""
-    digest = hashlib.sha256(content).hexdigest()
-    check = f'[ "$(cat {path}.$$ | {_SHA256})" = {digest} ]'
-    _do(host, home, f"cat > {path}.$$ && {check} && mv {path}.$$ {path} && {{ {then}; }}", content)
-
-
-def _do(host: str, home: Path, script: str, data: bytes | None = None) -> bytes:
-    """Run a script in deploykit's folder on `host`; return its output."""
-    enter = _ENTER.format(folder=shlex.quote(str(home)))
-    code, out, err = ssh.run(host, f"{enter} && {script}", data)
-    if _NARROWED in err:
-        logging.getLogger(__name__).warning("warning: %s: %s: %s", host, home, _NARROWED)
-    if code == 0:
-        return out
-    if code == _FOREIGN_OWNER:
-        raise CannotWrite(
-            f"{host}: {home} belongs to another user, who could change what runs as you",
-            hint="set slurm.folder to a folder of your own",
-        )
-    message = f"{host}: {err.strip() or f'a step of the submit failed with exit code {code}'}"
-    if "denied" in err:
-        raise NotPermitted(message, hint="set slurm.folder to a folder that you may write to")
-    raise TryAgain(message, hint=f"submit again; if that fails too, check slurm.folder on {host}")
+def _take(new: Path, old: Path, *, growing: bool) -> None:
+    """Write what a new copy of a file holds: at its end, if the file is one that grows."""
+    if old.is_symlink():
+        old.unlink()
+    if new.is_symlink():
+        if "/" not in (target := str(new.readlink())):  # as that of a claim
+            old.symlink_to(target)
+    elif growing:
+        with new.open("rb") as source, open(old, "ab", opener=paths.private_opener) as target_file:
+            source.seek(target_file.tell())
+            shutil.copyfileobj(source, target_file)
+    else:
+        paths.write(old, new.read_bytes())

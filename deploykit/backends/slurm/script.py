@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from deploykit.backends import base as backend
-from deploykit.backends.slurm import client
+from deploykit.backends.slurm import arrays, job_cost
 from deploykit.backends.slurm.options import Container, Options
+from deploykit.cost import cap
+from deploykit.job import environments
 from deploykit.job.model import Bundle, JobSpec, Plan, Resources
 from deploykit.lib import paths
 
@@ -115,6 +117,10 @@ def parameters(job: JobSpec, options: Options, run: str, folder: Path) -> dict[s
         "mail_type": options.mail_type,
         "mail_user": options.mail_user,
     }
+    tasks = None
+    if options.array is not None:
+        limit = f"%{options.at_once}" if options.at_once else ""
+        tasks = f"0-{options.array - 1}{limit}"
     additional: dict[str, Any] = {
         **{name: value or True for name, value in options.extra.items()},
         "chdir": str(folder / "source"),
@@ -124,7 +130,7 @@ def parameters(job: JobSpec, options: Options, run: str, folder: Path) -> dict[s
         "licenses": options.licenses,
         **_changing(job.resources),
         **_dependencies(options),
-        **_array(options),
+        "array": tasks,
     }
     return {
         **_escaped(named),
@@ -197,17 +203,10 @@ def _changing(resources: Resources) -> dict[str, Any]:
 def _dependencies(options: Options) -> dict[str, Any]:
     """Without ``--kill-on-invalid-dep``, a job whose dependency cannot be met stays pending."""
     jobs = [
-        f"{_DEPENDENCIES[how]}:{client.job_id(paths.run_folder(run))}"
+        f"{_DEPENDENCIES[how]}:{arrays.job_id(paths.run_folder(run))}"
         for run, how in options.after.items()
     ]
     return {"dependency": ",".join(jobs), "kill-on-invalid-dep": "yes"} if jobs else {}
-
-
-def _array(options: Options) -> dict[str, Any]:
-    if options.array is None:
-        return {}
-    limit = f"%{options.at_once}" if options.at_once else ""
-    return {"array": f"0-{options.array - 1}{limit}"}
 
 
 def _escaped(values: dict[str, Any]) -> dict[str, Any]:
@@ -251,15 +250,15 @@ def command(job: JobSpec, options: Options, run: str, folder: Path) -> str:
 
 def _steps(job: JobSpec, options: Options, folder: Path) -> list[str]:
     """Lines that start the launchers: one step for all nodes, or one for each that may be lost."""
-    words = [*_SRUN_OPTIONS, *_srun(job, options, folder)]
+    srun = ["srun", *_SRUN_OPTIONS, *_srun(job, options, folder)]
     launcher = f"    {_launcher(job, options, folder)}"
     if job.resources.min_nodes is None:
         output = '    --output="$DEPLOYKIT_RUN_DIR/logs/node-%t.log" --open-mode=append \\'
         watched = job.resources.nodes > 1 and options.restarts.node_failure
         before = [_template("slurm_restarted_node.sh")] if watched else []
-        srun = shlex.join(["srun", *words] if watched else ["exec", "srun", *words])
-        return [*before, srun + " \\", output, launcher]
-    start = ["run_step() {", f'    {shlex.join(["srun", *words])} "$@" \\', f"    {launcher}", "}"]
+        step = shlex.join(srun if watched else ["exec", *srun])
+        return [*before, f"{step} \\", output, launcher]
+    start = ["run_step() {", f'    {shlex.join(srun)} "$@" \\', f"    {launcher}", "}"]
     return [*start, _template("slurm_nodes.sh").rstrip()]
 
 
@@ -272,8 +271,6 @@ def _setup_lines(job: JobSpec, options: Options) -> list[str]:
     lines = [*_FAIL.split("\n"), *options.setup, "trap - ERR", ""] if options.setup else []
     if job.environment is None and not options.modules:
         return lines
-    from deploykit.job import environments  # few jobs need it
-
     modules = [*environments.module_lines(options.modules, "slurm.modules")]
     if job.environment is not None:
         loaded = environments.module_lines(job.environment.modules, "environment.modules")
@@ -298,9 +295,6 @@ def _environment(job: JobSpec, options: Options, run: str, folder: Path) -> dict
         environment["DEPLOYKIT_NOTICE"] = str(_notice(job, options))
         environment["DEPLOYKIT_RESTARTS"] = json.dumps(dataclasses.asdict(options.restarts))
     if job.stop_at_cap:
-        from deploykit.backends.slurm import job_cost  # few jobs are stopped at a cap
-        from deploykit.cost import cap
-
         environment |= cap.variables(job, job_cost.estimate(job, options))
     return dict(sorted(environment.items()))
 
@@ -308,20 +302,20 @@ def _environment(job: JobSpec, options: Options, run: str, folder: Path) -> dict
 def _srun(job: JobSpec, options: Options, folder: Path) -> list[str]:
     """Options of srun that depend on the job. srun does not inherit the CPUs from sbatch."""
     cpus, container = job.resources.cpus_per_node, options.container
-    words = [] if cpus is None else [f"--cpus-per-task={cpus}"]
+    flags = [] if cpus is None else [f"--cpus-per-task={cpus}"]
     if container is not None and container.runtime == "pyxis":
-        words += [
+        flags += [
             f"--container-image={container.image}",
             f"--container-mounts={','.join(_mounts(job, container, folder))}",
             f"--container-workdir={folder}/source",
         ]
-    return words
+    return flags
 
 
 def _mounts(job: JobSpec, container: Container, folder: Path) -> list[str]:
     """``FOLDER:INSIDE`` for the folders of the run, the job file and the `slurm` section."""
     mounts = [str(folder), *backend.locations(job).values(), *container.mounts]
-    return list(dict.fromkeys(one if ":" in one else f"{one}:{one}" for one in mounts))
+    return list(dict.fromkeys(path if ":" in path else f"{path}:{path}" for path in mounts))
 
 
 def _names_environment(job: JobSpec) -> bool:
@@ -344,12 +338,12 @@ def _with_python(lines: list[str], job: JobSpec, options: Options) -> list[str]:
         *lines,
         "# an environment that was activated brings its own Python",
         "python=$(command -v python3)",
-        f'[ "$python" != "$before" ] || python={_default_python(options)}',
+        f'[ "$python" != "$before" ] || python={default_python(options)}',
         *("export python", ""),
     ]
 
 
-def _default_python(options: Options) -> str:
+def default_python(options: Options) -> str:
     """The launcher's Python where nothing is activated, as shell text."""
     python = options.python or ("python3" if options.container or options.host else sys.executable)
     home, below = python[:2] == "~/", python[2:]
@@ -359,15 +353,15 @@ def _default_python(options: Options) -> str:
 def _launcher(job: JobSpec, options: Options, folder: Path) -> str:
     """The command that srun starts on each node."""
     container = options.container
-    python = '"$python"' if _chooses_python(job, options) else _default_python(options)
-    words = [backend.LAUNCH, *backend.command(job)]
+    python = '"$python"' if _chooses_python(job, options) else default_python(options)
+    arguments = [backend.LAUNCH, *backend.command(job)]
     before = []
     if container is not None and container.runtime == "apptainer":
         gpus = ["--nv"] if job.resources.gpus_per_node else []
         binds = f"--bind={','.join(_mounts(job, container, folder))}"
         directory = f"--pwd={folder}/source"
         before = ["apptainer", "exec", *gpus, binds, directory, container.image]
-    text = " ".join([*map(shlex.quote, before), python, shlex.join(words)])
-    if ":" in words:  # srun reads this argument as the start of the next job component
+    text = " ".join([*map(shlex.quote, before), python, shlex.join(arguments)])
+    if ":" in arguments:  # srun reads this argument as the start of the next job component
         return shlex.join(["bash", "-c", f"exec {text}"])
     return text

@@ -1,4 +1,4 @@
-"""Site profiles: the partitions, nodes and limits of a Slurm cluster, for checks elsewhere.
+"""Site profiles: the partitions, nodes and limits of a Slurm cluster, and checks of jobs with them.
 
 `read` queries scontrol and srun, and changes nothing. A profile is a JSON file with the name of the
 cluster.
@@ -17,8 +17,11 @@ from pathlib import Path
 from typing import Literal
 
 from deploykit.backends.capabilities import Profile
-from deploykit.backends.slurm import client
+from deploykit.backends.slurm import commands
+from deploykit.backends.slurm.options import Options
 from deploykit.job.decode import decode, read_json, whole
+from deploykit.job.model import JobSpec, Problem
+from deploykit.job.spelling import did_you_mean, nearest
 from deploykit.lib import paths
 from deploykit.lib.errors import BackendUnavailable, NotFound
 
@@ -45,8 +48,13 @@ class NodeGroup:
     @property
     def description(self) -> str:
         """``3 of 4 nodes usable, each 8 CPUs, 8000 MiB, 2 GPUs``."""
-        each = f"{self.cpus} CPUs, {self.memory} MiB, {self.gpus} GPUs"
-        return f"{self.usable} of {self.count} nodes usable, each {each}"
+        resources = f"{self.cpus} CPUs, {self.memory} MiB, {self.gpus} GPUs"
+        return f"{self.usable} of {self.count} nodes usable, each {resources}"
+
+    @property
+    def amounts(self) -> dict[str, int]:
+        """What each node has, by the key of `resources` in a job file; memory in MiB."""
+        return {"gpus_per_node": self.gpus, "cpus_per_node": self.cpus, "memory": self.memory}
 
 
 @dataclass(frozen=True)
@@ -98,14 +106,10 @@ class Site:
 
     def partition(self, name: str | None) -> Partition | None:
         """The partition `name`, or for None the default partition; None if it does not exist."""
-        return next(
-            (
-                partition
-                for partition in self.partitions
-                if (partition.default if name is None else partition.name == name)
-            ),
-            None,
-        )
+        for partition in self.partitions:
+            if partition.default if name is None else partition.name == name:
+                return partition
+        return None
 
     def nodes(self, partition: str) -> list[NodeGroup]:
         """The nodes of a partition."""
@@ -116,15 +120,11 @@ def probe(host: str | None) -> Profile:
     """Query the cluster, from `host` over ssh where it is given, and store its site profile."""
     site = read(host)
     lines = [f"{site.cluster}, Slurm {site.version}"]
-    lines += [_line(site, partition) for partition in site.partitions]
+    for partition in site.partitions:
+        mark = " (default)" if partition.default else ""
+        nodes = "; ".join(group.description for group in site.nodes(partition.name))
+        lines.append(f"{partition.name}{mark}: {partition.time_limit}; {nodes}")
     return Profile(save(site), dataclasses.asdict(site), tuple(lines))
-
-
-def _line(site: Site, partition: Partition) -> str:
-    """One partition, its time limit and its nodes."""
-    mark = " (default)" if partition.default else ""
-    nodes = "; ".join(group.description for group in site.nodes(partition.name))
-    return f"{partition.name}{mark}: {partition.time_limit}; {nodes}"
 
 
 def read(host: str | None = None) -> Site:
@@ -132,11 +132,11 @@ def read(host: str | None = None) -> Site:
 
     Raises BackendUnavailable when it does not answer.
     """
-    config = client.output(["scontrol", "show", "config"], host)
-    partitions = client.output(["scontrol", "show", "partition", "--oneliner"], host)
-    nodes = client.output(["scontrol", "show", "node", "--oneliner"], host)
+    config = commands.output(["scontrol", "show", "config"], host)
+    partitions = commands.output(["scontrol", "show", "partition", "--oneliner"], host)
+    nodes = commands.output(["scontrol", "show", "node", "--oneliner"], host)
     try:
-        srun_help = client.output(["srun", "--help"], host)
+        srun_help = commands.output(["srun", "--help"], host)
     except BackendUnavailable:
         srun_help = ""
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -145,7 +145,7 @@ def read(host: str | None = None) -> Site:
 
 def hosts(host: str | None = None) -> set[str]:
     """The host names of the nodes. Raises BackendUnavailable when the cluster does not answer."""
-    nodes = client.output(["scontrol", "show", "node", "--oneliner"], host)
+    nodes = commands.output(["scontrol", "show", "node", "--oneliner"], host)
     return {_fields(line).get("NodeHostName", "").split(".")[0] for line in _lines(nodes)}
 
 
@@ -156,9 +156,9 @@ def save(site: Site, path: Path | None = None) -> Path:
         path = path_of(site.cluster)
         paths.private_folder(path.parent)
         paths.write(path, text)
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    else:  # others may read what a user saves
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
     return path
 
 
@@ -296,3 +296,146 @@ def gpus(gres: str) -> int:
     """The number of GPUs in a node's ``Gres``: ``gpu:a100:4(S:0-1),nvme:1`` has 4."""
     counts = re.findall(r"(?:^|,)gpu(?::[^:,()]+)*?:(\d{1,9})(?=[(,]|$)", gres)
     return sum(map(int, counts))
+
+
+# --- checks of a job with a profile
+
+_MIB = 1024**2
+
+
+def problems(job: JobSpec, options: Options, site: Site) -> Iterator[Problem]:
+    """Yield what the site would reject, or never start. Pure."""
+    profile = f"the profile of {site.cluster} ({site.created[:10]})"
+    for problem in rejections(job, options, site):
+        yield problem._replace(message=f"{profile}: {problem.message}")
+
+
+def rejections(job: JobSpec, options: Options, site: Site) -> Iterator[Problem]:
+    """The same problems, for a profile that was made just now and needs no mention."""
+    partition = site.partition(options.partition)
+    if partition is None:
+        names = [partition.name for partition in site.partitions]
+        hint = did_you_mean(options.partition or "", names) or f"one of {', '.join(names)}"
+        chosen = (
+            f"no partition {options.partition!r}" if options.partition else "no default partition"
+        )
+        yield Problem("slurm.partition", chosen, hint)
+        # the other problems depend on the partition that was meant
+        partition = site.partition(nearest(options.partition or "", names))
+    if partition is None:
+        return
+    yield from _check_partition(job, options, partition)
+    yield from _check_features_of_site(job, options, site)
+    yield from _check_nodes(job, options, site, partition)
+
+
+def _check_partition(job: JobSpec, options: Options, partition: Partition) -> Iterator[Problem]:
+    """The limits of the partition, and who may use it."""
+    resources, name = job.resources, f"partition {partition.name}"
+    if partition.state != "UP":
+        message, hint = f"{name} is {partition.state}", "choose another partition, or wait"
+        is_down = partition.state == "DOWN"
+        yield Problem("slurm.partition", message, hint, None, "warning" if is_down else "error")
+    longest, most = partition.max_seconds, partition.max_nodes
+    if longest is not None and resources.time_limit > longest:
+        message = f"{name} has a time limit of {longest} s"
+        yield Problem("resources.time_limit", message, f"at most {longest}s")
+    if most is not None and resources.nodes > most:
+        message = f"{name} allows at most {most} nodes for each job"
+        yield Problem("resources.nodes", message, f"at most {most}")
+    if resources.nodes < partition.min_nodes:
+        message = f"{name} requires at least {partition.min_nodes} nodes for each job"
+        yield Problem("resources.nodes", message, f"at least {partition.min_nodes}")
+    for key, chosen, allowed in (
+        ("account", options.account, partition.accounts),
+        ("qos", options.qos, partition.qos),
+    ):
+        if chosen is not None and allowed is not None and chosen not in allowed:
+            message = f"{name} does not allow the {key} {chosen!r}"
+            yield Problem(f"slurm.{key}", message, f"one of {', '.join(allowed)}")
+
+
+def _check_features_of_site(job: JobSpec, options: Options, site: Site) -> Iterator[Problem]:
+    """What the site's version and configuration of Slurm support."""
+    wants_gpus, style = job.resources.gpus_per_node, options.gres_style
+    if wants_gpus and style == "gpus-per-node" and site.gpu_style == "gres":
+        message = "the site does not support --gpus-per-node"
+        yield Problem("slurm.gres_style", message, "set it to gres")
+    if options.array is not None and options.array > site.max_array_size:
+        message = f"an array has at most {site.max_array_size} tasks"
+        yield Problem("slurm.array", message, "submit several smaller arrays")
+    if options.container is not None and options.container.runtime == "pyxis" and not site.pyxis:
+        message = "Pyxis is not installed: srun has no --container-image"
+        yield Problem("slurm.container.runtime", message, "apptainer, if the nodes have it")
+    if job.resources.memory is not None and not site.has_memory:
+        message = "slurm.conf gives nodes no memory, so none can be requested"
+        yield Problem("resources.memory", message, "remove it")
+
+
+def _check_nodes(
+    job: JobSpec, options: Options, site: Site, partition: Partition
+) -> Iterator[Problem]:
+    """Whether enough nodes of the partition have everything that the job requests."""
+    groups, resources = site.nodes(partition.name), job.resources
+    cores = max((group.cpus for group in groups), default=0)
+    if groups and not resources.gpus_per_node and resources.processes > cores:
+        message = f"{resources.processes} ranks would share the {cores} CPUs of a node"
+        path = "resources.processes_per_node"
+        yield Problem(path, message, f"at most {cores}", severity="warning")
+    requests = _requests(job, site)
+    features = _required_features(options)
+    missing = list(_missing(requests, features, partition, groups))
+    yield from missing
+    fitting = [group for group in groups if missing or _fits(group, requests, features)]
+    total, usable = sum(group.count for group in fitting), sum(group.usable for group in fitting)
+    name = f"partition {partition.name}"
+    if total < resources.nodes:
+        what = "nodes" if missing else "nodes with what this job requests"
+        hint = f"at most {total}" if total else "request less"
+        yield Problem("resources.nodes", f"{name} has {total} {what}", hint)
+    elif usable < resources.nodes:
+        message = f"{name}: {usable} of the {total} suitable nodes were usable; the job may wait"
+        yield Problem("resources.nodes", message, severity="warning")
+
+
+def _missing(
+    requests: Mapping[str, int],
+    features: set[str],
+    partition: Partition,
+    groups: Iterable[NodeGroup],
+) -> Iterator[Problem]:
+    """Resources and features that no node of the partition has."""
+    nowhere = f"no node of partition {partition.name} has"
+    units = {"gpus_per_node": "GPUs", "cpus_per_node": "CPUs", "memory": "MiB of memory"}
+    for key, amount in requests.items():
+        most = max((group.amounts[key] for group in groups), default=0)
+        if amount > most:
+            hint = f"at most {most}" if most else "choose another partition"
+            yield Problem(f"resources.{key}", f"{nowhere} {amount} {units[key]}", hint)
+    available = {name for group in groups for name in group.features}
+    if absent := features - available:
+        hint = f"one of {', '.join(sorted(available))}" if available else "remove it"
+        yield Problem("slurm.constraint", f"{nowhere} {', '.join(sorted(absent))}", hint)
+
+
+def _requests(job: JobSpec, site: Site) -> dict[str, int]:
+    """What the job requests of each node, in the units of `NodeGroup.amounts`."""
+    resources = job.resources
+    memory = resources.memory if site.has_memory else None
+    amounts = {
+        "gpus_per_node": resources.gpus_per_node,
+        "cpus_per_node": resources.cpus_per_node,
+        "memory": memory and -(-memory // _MIB),
+    }
+    return {key: amount for key, amount in amounts.items() if amount}
+
+
+def _fits(group: NodeGroup, requests: Mapping[str, int], features: set[str]) -> bool:
+    enough = all(group.amounts[key] >= amount for key, amount in requests.items())
+    return enough and features <= set(group.features)
+
+
+def _required_features(options: Options) -> set[str]:
+    """Features joined by ``&``; empty for a constraint with other operators, which Slurm checks."""
+    conjunction = re.fullmatch(r"[\w.-]+(&[\w.-]+)*", options.constraint or "")
+    return set(conjunction[0].split("&")) if conjunction else set()

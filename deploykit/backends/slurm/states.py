@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import functools
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from typing import NamedTuple
@@ -16,6 +18,7 @@ from typing import NamedTuple
 from deploykit.backends.slurm import arrays
 from deploykit.job.decode import whole
 from deploykit.job.model import State, Status
+from deploykit.lib.units import plural
 
 
 class Row(NamedTuple):
@@ -37,39 +40,26 @@ class Row(NamedTuple):
     """Its partition, or several separated by commas while it is pending."""
     priority: int = 0
     queue_position: str = ""
-    """A sentence about its position in the queue, where `queue_position.has_position`."""
+    """A sentence about its position in the queue, where `has_position`."""
     requeued: bool = False
     """Whether Slurm requeues it after a preemption or a node failure."""
 
 
-_STATES = {
-    "PENDING": State.QUEUED,
-    "CONFIGURING": State.QUEUED,
-    "REQUEUED": State.QUEUED,
-    "REQUEUE_HOLD": State.QUEUED,
-    "REQUEUE_FED": State.QUEUED,
-    "SPECIAL_EXIT": State.QUEUED,
-    "RESV_DEL_HOLD": State.QUEUED,
-    "RUNNING": State.RUNNING,
-    "SUSPENDED": State.RUNNING,
-    "STOPPED": State.RUNNING,
-    "RESIZING": State.RUNNING,
-    "SIGNALING": State.RUNNING,
-    "STAGE_OUT": State.RUNNING,
-    "COMPLETING": State.STOPPING,
-    "COMPLETED": State.SUCCEEDED,
-    "CANCELLED": State.CANCELLED,
-    "REVOKED": State.CANCELLED,
-    "FAILED": State.FAILED,
-    "TIMEOUT": State.FAILED,
-    "DEADLINE": State.FAILED,
-    "OUT_OF_MEMORY": State.FAILED,
-    "NODE_FAIL": State.FAILED,
-    "PREEMPTED": State.FAILED,
-    "BOOT_FAIL": State.FAILED,
-    "LAUNCH_FAILED": State.FAILED,
-    "RECONFIG_FAIL": State.FAILED,
+_NATIVE_STATES = {
+    State.QUEUED: (
+        *("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"),
+        "RESV_DEL_HOLD",
+    ),
+    State.RUNNING: ("RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"),
+    State.STOPPING: ("COMPLETING",),
+    State.SUCCEEDED: ("COMPLETED",),
+    State.CANCELLED: ("CANCELLED", "REVOKED"),
+    State.FAILED: (
+        *("FAILED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL"),
+        *("LAUNCH_FAILED", "RECONFIG_FAIL"),
+    ),
 }
+_STATES = {name: state for state, names in _NATIVE_STATES.items() for name in names}
 """Slurm's states and deploykit's; any other is UNKNOWN.
 
 https://slurm.schedmd.com/job_state_codes.html
@@ -185,25 +175,23 @@ def _squeue_rows(text: str) -> Iterator[Row]:
     count = _SQUEUE.count("|")
     for line in text.splitlines():
         parts = line.split("|", count)
-        if len(parts) > count:
-            job, native, started, finished, nodes, partition, priority, reason, name, folder = parts
-            row = Row(
-                job,
-                name,
-                native,
-                reason,
-                _time(started),
-                _time(finished),
-                folder=folder,
-                nodes=nodes,
-                partition=partition,
-                priority=whole(priority) or 0,
-            )
-            yield from [row] if job.isdecimal() else _tasks(row)
-
-
-def _tasks(row: Row) -> Iterator[Row]:
-    return (row._replace(id=task) for task in arrays.task_ids(row.id))
+        if len(parts) <= count:
+            continue
+        job, native, started, finished, nodes, partition, priority, reason, name, folder = parts
+        row = Row(
+            id=job,
+            name=name,
+            native=native,
+            reason=reason,
+            started=_time(started),
+            finished=_time(finished),
+            folder=folder,
+            nodes=nodes,
+            partition=partition,
+            priority=whole(priority) or 0,
+        )
+        ids = [job] if job.isdecimal() else arrays.task_ids(job)
+        yield from (row._replace(id=task) for task in ids)
 
 
 def scontrol_argv(ids: Sequence[str]) -> list[str]:
@@ -212,8 +200,8 @@ def scontrol_argv(ids: Sequence[str]) -> list[str]:
     scontrol takes a single id; for several, the command shows all jobs. Of a task it shows the
     whole array.
     """
-    one = [ids[0].partition("_")[0]] if len(ids) == 1 else []
-    return ["scontrol", "--oneliner", "show", "job", *one]
+    selected = [ids[0].partition("_")[0]] if len(ids) == 1 else []
+    return ["scontrol", "--oneliner", "show", "job", *selected]
 
 
 def parse_scontrol(text: str) -> Iterator[Row]:
@@ -228,24 +216,26 @@ def parse_scontrol(text: str) -> Iterator[Row]:
 def _scontrol_rows(text: str) -> Iterator[Row]:
     for line in text.splitlines():
         match = _SCONTROL.match(line)
-        if match is not None:
-            row = Row(
-                match["id"],
-                match["name"],
-                match["native"],
-                match["reason"],
-                _time(match["started"]),
-                _time(match["finished"]),
-                match["code"],
-                requeued=match["requeue"] == "1",
-            )
-            ids = _ids(match["array"], match["task"]) if match["array"] else [row.id]
-            yield from (row._replace(id=job) for job in ids)
-
-
-def _ids(array: str, tasks: str) -> Iterable[str]:
-    """The ids of tasks such as ``5``, ``2-3%2`` or 4294967294."""
-    return [f"{array}_{tasks}"] if tasks.isdecimal() else arrays.task_ids(f"{array}_[{tasks}]")
+        if match is None:
+            continue
+        row = Row(
+            id=match["id"],
+            name=match["name"],
+            native=match["native"],
+            reason=match["reason"],
+            started=_time(match["started"]),
+            finished=_time(match["finished"]),
+            code=match["code"],
+            requeued=match["requeue"] == "1",
+        )
+        array, tasks = match["array"], match["task"]
+        if not array:
+            yield row
+        elif tasks.isdecimal():  # one task, or 4294967294
+            yield row._replace(id=f"{array}_{tasks}")
+        else:
+            ids = arrays.task_ids(f"{array}_[{tasks}]")
+            yield from (row._replace(id=task) for task in ids)
 
 
 def sacct_argv(ids: Sequence[str]) -> list[str]:
@@ -274,7 +264,7 @@ def parse_elapsed(text: str, job: str) -> int | None:
     """The seconds of all attempts in the output of `elapsed_argv`; None where there are none."""
     rows = [line.partition("|") for line in text.splitlines()]
     seconds = [whole(raw) for name, _, raw in rows if name == job]
-    known = [one for one in seconds if one is not None]
+    known = [elapsed for elapsed in seconds if elapsed is not None]
     return sum(known) if known else None
 
 
@@ -320,10 +310,9 @@ def restarted(reasons: Sequence[str], state: State) -> str:
         return ""
     count_by_reason = Counter(reason.replace("_", " ") for reason in reasons)
     listed = ", ".join(f"{reason} {count}" for reason, count in count_by_reason.items())
-    number = len(reasons)
     if state.final:
-        return f"after {number} restart{'s' if number > 1 else ''} ({listed})"
-    return f"restart {number}{'' if state is State.RUNNING else ' pending'} ({listed})"
+        return f"after {plural(len(reasons), 'restart')} ({listed})"
+    return f"restart {len(reasons)}{'' if state is State.RUNNING else ' pending'} ({listed})"
 
 
 @functools.lru_cache(256)  # of many jobs most have the same
@@ -345,7 +334,7 @@ def _code(reason: str) -> str:
 
 @functools.lru_cache(256)
 def sentence(reason: str) -> str:
-    """What a reason of Slurm's means; empty where it is none."""
+    """What a reason of Slurm's means; empty for ``None`` and the like."""
     if reason in _NO_REASON:
         return ""
     # some reasons have details after a comma: ReqNodeNotAvail, UnavailableNodes:n1
@@ -377,3 +366,71 @@ def _time(text: str) -> datetime | None:
         return datetime.fromisoformat(text).replace(tzinfo=UTC)
     except ValueError:
         return None
+
+
+_IN_QUEUE = {"Resources", "Priority"}
+_PENDING = "%i|%P|%Q"
+
+
+@dataclass(frozen=True)
+class PendingJob:
+    """A pending job of any user; a pending job array counts as one job."""
+
+    id: str
+    partitions: frozenset[str]
+    priority: int
+
+
+def pending_argv() -> list[str]:
+    """The command that lists the pending jobs of all users, as far as the site shows them."""
+    return ["squeue", "--noheader", "--states=PENDING", f"--format={_PENDING}"]
+
+
+def parse_pending(text: str) -> Iterator[PendingJob]:
+    """The jobs in the output of `pending_argv`; lines of another form are skipped."""
+    for line in text.splitlines():
+        job, *rest = line.split("|")
+        priority = whole(rest[-1]) if len(rest) == _PENDING.count("|") else None
+        if priority is not None:
+            yield PendingJob(job, frozenset(rest[0].split(",")), priority)
+
+
+def has_position(row: Row) -> bool:
+    """Whether the job waits for nodes or for jobs of higher priority, and for nothing else.
+
+    A row of another command than squeue has no nodes and no partition to count jobs in.
+    """
+    return row.native == "PENDING" and row.reason in _IN_QUEUE and row.nodes != ""
+
+
+class Queue:
+    """The pending jobs of a cluster in their order: asked for each of many jobs, sorted once."""
+
+    def __init__(self, pending: Iterable[PendingJob]) -> None:
+        self._jobs = [(job.partitions, (-job.priority, _number(job.id))) for job in pending]
+        self._orders: dict[frozenset[str], list[tuple[int, int]]] = {}
+
+    def ahead(self, row: Row) -> int:
+        """How many jobs of its partitions have a higher priority, or the same and a lower id."""
+        partitions = frozenset(row.partition.split(","))
+        if partitions not in self._orders:
+            shared = (rank for own, rank in self._jobs if not partitions.isdisjoint(own))
+            self._orders[partitions] = sorted(shared)
+        return bisect_left(self._orders[partitions], (-row.priority, _number(row.id)))
+
+
+def describe_position(row: Row, queue: Queue) -> str:
+    """``waiting for 2 nodes in partition gpu; 14 jobs ahead; expected to start at ...``."""
+    ahead = queue.ahead(row)
+    nodes = f"{row.nodes} node{'' if row.nodes == '1' else 's'}"
+    position = plural(ahead, "job") if ahead else "no jobs"
+    text = f"waiting for {nodes} in partition {row.partition}; {position} ahead"
+    if row.started is not None:
+        text += f"; expected to start at {row.started:%Y-%m-%d %H:%M} UTC"
+    return text
+
+
+def _number(job: str) -> int:
+    """The number of a job, or of the array that it belongs to."""
+    match = re.match(r"[0-9]+", job)
+    return (whole(match[0]) or 0) if match else 0

@@ -22,7 +22,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploykit.backends.slurm import ssh
+from deploykit.backends.slurm import remote
 from tests import programs
 from tests.backends.slurm.slurm_helpers import wait_for
 
@@ -69,9 +69,17 @@ class LoginNode:
         words = [*(f"slurm.{name}={value}" for name, value in section.items()), *more]
         return [word for setting in words for word in ("--set", setting)]
 
+    def use(self, monkeypatch):
+        """Have `ssh login1` reach the node, with a short path for the socket."""
+        runtime = self.folder / "runtime"
+        runtime.mkdir(exist_ok=True)
+        runtime.chmod(0o700)
+        monkeypatch.setenv("PATH", f"{self.folder}/bin:{os.environ['PATH']}")
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+
     def close(self):
         """Close the shared connection, as ssh does after a minute."""
-        shared = [word for option in ssh.connection_options() for word in ("-o", option)]
+        shared = [word for option in remote.connection_options("login1") for word in ("-o", option)]
         argv = ["ssh", *shared, "-O", "exit", "login1"]
         subprocess.run(argv, capture_output=True, check=False)
 

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import shutil
 import socket
+import subprocess
+import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from deploykit.backends.slurm import ssh
+from deploykit.backends import slurm
+from deploykit.backends.slurm import arrays, remote
+from deploykit.backends.slurm.remote import RemoteFolder
+from deploykit.job.model import Handle
+from deploykit.lib import paths
 from deploykit.lib.errors import BackendUnavailable
 from tests.backends.slurm.login_node import login_node
 from tests.backends.slurm.slurm_helpers import wait_for
 from tests.programs import need
-from tests.strangers import STRANGER, as_stranger, open_place  # noqa: F401 - a fixture
+from tests.strangers import modes, too_wide
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-ssh")]
 
@@ -31,7 +39,7 @@ def node():
 @pytest.fixture
 def login(node, monkeypatch):
     """The login node, without an open connection."""
-    monkeypatch.setenv("PATH", f"{node.folder}/bin:{os.environ['PATH']}")
+    node.use(monkeypatch)
     node.close()
     node.proxy.left, node.proxy.refused, node.proxy.came = None, 0, 0
     yield node
@@ -43,7 +51,7 @@ def login(node, monkeypatch):
 def pauses(monkeypatch):
     """The pauses between retries, which are skipped."""
     waited = []
-    monkeypatch.setattr(ssh, "time", SimpleNamespace(sleep=waited.append))
+    monkeypatch.setattr(remote, "time", SimpleNamespace(sleep=waited.append))
     return waited
 
 
@@ -56,7 +64,7 @@ def slept(monkeypatch):
         waited.append(seconds)
         time.sleep(seconds)
 
-    monkeypatch.setattr(ssh, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(remote, "time", SimpleNamespace(sleep=sleep))
     return waited
 
 
@@ -77,8 +85,8 @@ def test_a_busy_sshd_is_retried(login, count, monkeypatch):
             slow.close()  # without a login
             time.sleep(seconds)
 
-        monkeypatch.setattr(ssh, "time", SimpleNamespace(sleep=pause))
-        assert ssh.run("login1", script)[:2] == (0, b"done\n")
+        monkeypatch.setattr(remote, "time", SimpleNamespace(sleep=pause))
+        assert remote.run("login1", script)[:2] == (0, b"done\n")
     assert (starts(), login.proxy.came) == (1, 2)
     assert "past MaxStartups" in (login.folder / "sshd.log").read_text()
 
@@ -87,7 +95,7 @@ def test_a_busy_sshd_is_retried(login, count, monkeypatch):
 def test_connections_that_are_refused(login, count, pauses, refused):
     script, starts = count
     login.proxy.refused = refused
-    assert ssh.run("login1", script)[:2] == (0, b"done\n")
+    assert remote.run("login1", script)[:2] == (0, b"done\n")
     assert starts() == 1
     assert pauses == [1, 2, 4, 8][:refused]
 
@@ -96,7 +104,7 @@ def test_connections_that_are_refused(login, count, pauses, refused):
 def test_connections_that_break_during_the_key_exchange(login, count, slept, after):
     script, starts = count
     login.proxy.left = after
-    assert ssh.run("login1", script)[:2] == (0, b"done\n")
+    assert remote.run("login1", script)[:2] == (0, b"done\n")
     assert starts() == 1
     assert slept[0] == 1
 
@@ -105,18 +113,18 @@ def test_a_connection_that_is_always_refused(login, count, pauses):
     script, _ = count
     login.proxy.refused = 99
     with pytest.raises(BackendUnavailable, match=r"ssh login1: kex_exchange_identification: "):
-        ssh.run("login1", script)
+        remote.run("login1", script)
     assert (login.proxy.came, pauses) == (5, [1, 2, 4, 8])
 
 
 def test_a_permanent_failure_is_not_retried(login, pauses):
     with pytest.raises(BackendUnavailable, match=r"[Cc]ould not resolve"):
-        ssh.run("nowhere.invalid", "true")
+        remote.run("nowhere.invalid", "true")
     key = login.folder / "key"
     hidden = key.rename(login.folder / "key.away")
     try:
         with pytest.raises(BackendUnavailable, match="Permission denied"):
-            ssh.run("login1", "true")
+            remote.run("login1", "true")
     finally:
         hidden.rename(key)
     assert pauses == []
@@ -127,22 +135,22 @@ def test_a_script_that_has_started_is_never_repeated(login, count, pauses, share
     """The script kills its connection, so only the messages of ssh show that it started."""
     script, starts = count
     if shared:
-        assert ssh.run("login1", "true")[0] == 0
+        assert remote.run("login1", "true")[0] == 0
     with pytest.raises(BackendUnavailable):
-        ssh.run("login1", f"({script}) >&2; kill -9 $PPID; sleep 9")
+        remote.run("login1", f"({script}) >&2; kill -9 $PPID; sleep 9")
     assert (starts(), pauses) == (1, [])
 
 
 def test_a_connection_that_breaks_at_any_byte_starts_a_script_at_most_once(login, count, slept):
     script, starts = count
     before = login.proxy.passed
-    assert ssh.run("login1", script)[0] == 0
+    assert remote.run("login1", script)[0] == 0
     whole, total = login.proxy.passed - before, 1
     for part in range(1, 12):
         login.close()
         login.proxy.left, earlier = whole * part // 12, starts()
         try:
-            ssh.run("login1", script)
+            remote.run("login1", script)
         except BackendUnavailable:
             wait_for(lambda: login.proxy.left is None)
             total = starts()
@@ -154,74 +162,167 @@ def test_a_connection_that_breaks_at_any_byte_starts_a_script_at_most_once(login
     assert slept, "no connection was retried"
 
 
-# --- the folder of the sockets: access to one allows running commands as the user
-
-
-@pytest.fixture
-def shared(open_place, monkeypatch):  # noqa: F811 - the fixture
-    """The folder for temporary files, in which every user may create files."""
-    open_place.chmod(0o1777)
-    monkeypatch.setattr(ssh.tempfile, "tempdir", str(open_place))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setenv("DEPLOYKIT_HOME", str(open_place / "a state folder of far too long a name"))
-    return open_place
+# --- one shared connection
 
 
 def socket_folder():
     """The folder of sockets, or None."""
-    paths = [option for option in ssh.connection_options() if option.startswith("ControlPath=/")]
-    return Path(paths[0].partition("=")[2]).parent if paths else None
+    options = remote.connection_options("login1")
+    return Path(options[1].removeprefix("ControlPath=")).parent if options else None
 
 
-def created_by_stranger(folder):
-    """The folder, which another user created first."""
-    path = folder / f"deploykit-ssh-{os.getuid()}"
-    shutil.rmtree(path, ignore_errors=True)
-    assert as_stranger(lambda: path.mkdir(mode=0o777))
-    return path
-
-
-def test_a_folder_that_another_user_created_is_not_used(shared, login, count):
-    path = created_by_stranger(shared)
-    script, starts = count
-    assert socket_folder() is None
-    assert ssh.run("login1", script)[:2] == (0, b"done\n")
-    assert (starts(), list(path.iterdir())) == (1, [])
-
-
-@pytest.mark.parametrize("how", ["wide", "link", "file"])
-def test_a_folder_that_is_not_private_is_not_used(shared, how):
-    path, own = shared / f"deploykit-ssh-{os.getuid()}", shared / "own"
-    own.mkdir(mode=0o700)
-    if how == "wide":
-        path.mkdir()
-        path.chmod(0o755)
-    elif how == "link":
-        path.symlink_to(own)
-    else:
-        path.touch()
-    assert socket_folder() is None
-
-
-def test_the_runtime_folder_of_the_user_comes_first(shared, monkeypatch):
-    runtime = shared / "run"
-    runtime.mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+def test_sockets_are_in_a_folder_that_only_the_user_can_enter(login, count, tmp_path, monkeypatch):
+    """Access to a socket allows running commands as the user."""
+    runtime = Path(os.environ["XDG_RUNTIME_DIR"])
     assert socket_folder() == runtime / "deploykit-ssh"
-    os.chown(runtime, STRANGER, STRANGER)  # as after `sudo` or `su`
-    assert socket_folder() == shared / f"deploykit-ssh-{os.getuid()}"
-
-
-def test_the_state_folder_is_the_last_resort(shared, monkeypatch, login, count):
-    created_by_stranger(shared)
-    monkeypatch.setenv("DEPLOYKIT_HOME", str(shared / "state"))
-    assert socket_folder() == shared / "state/ssh"
-    assert ssh.run("login1", count[0])[0] == 0
+    assert remote.run("login1", count[0])[0] == 0
     (path,) = socket_folder().iterdir()
     assert len(str(path)) + 17 <= 107
     login.close()
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        monkeypatch.setenv("DEPLOYKIT_HOME", short)
+        runtime.chmod(0o755)
+        assert socket_folder() == Path(short, "ssh")
+        assert socket_folder().stat().st_mode & 0o777 == 0o700
+    monkeypatch.setenv("DEPLOYKIT_HOME", str(tmp_path / ("x" * 60)))
+    assert socket_folder() is None, "the path is too long for a socket"
+    assert remote.run("login1", count[0])[0] == 0
 
 
-def test_a_path_that_is_too_long_for_a_socket(shared, monkeypatch):
-    monkeypatch.setattr(ssh.tempfile, "tempdir", str(shared / ("x" * 40)))
-    assert socket_folder() is None
+def test_a_connection_of_the_user_is_used(login, count, own_control_path):
+    """As `ssh_config` says, which may also keep it open for longer."""
+    assert remote.connection_options("login1") == []
+    assert remote.run("login1", count[0])[0] == 0
+    assert own_control_path.exists()
+    before = login.proxy.came
+    assert remote.run("login1", count[0])[0] == 0
+    assert login.proxy.came == before
+
+
+@pytest.fixture
+def own_control_path(login):
+    config = login.folder / "config"
+    text, path = config.read_text(), login.folder / "own socket"
+    lines = (f'ControlPath "{path}"', "ControlMaster auto", "ControlPersist 300")
+    config.write_text(text + "".join(f"  {line}\n" for line in lines))
+    remote._has_control_path.cache_clear()
+    yield path
+    subprocess.run(["ssh", "-O", "exit", "login1"], capture_output=True, check=False)
+    config.write_text(text)
+    remote._has_control_path.cache_clear()
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_login_with_a_second_factor_uses_a_connection_opened_by_hand(login, count, request, own):
+    """The key stands for what only a person can give."""
+    if own:
+        request.getfixturevalue("own_control_path")
+    key = login.folder / "key"
+    hidden = key.rename(login.folder / "key.away")
+    try:
+        with pytest.raises(BackendUnavailable, match="Permission denied") as denied:
+            remote.run("login1", count[0])
+        hidden.rename(key)
+        subprocess.run(shlex.split(denied.value.hint.rpartition(": ")[2]), check=True)
+        key.rename(hidden)
+        assert remote.run("login1", count[0])[:2] == (0, b"done\n")
+    finally:
+        hidden.rename(key)
+
+
+# --- exit records and logs
+
+
+@pytest.fixture(params=["rsync", "tar"])
+def run_folders(request, login, monkeypatch, tmp_path):
+    """A run's folder on the login node, and its copy. The greeting there prevents rsync."""
+    greeting = login.folder / "home/.bashrc"
+    text = greeting.read_text()
+    if request.param == "rsync":
+        need("rsync")
+        greeting.write_text("")
+    monkeypatch.setattr(remote, "_without_rsync", set())
+    monkeypatch.setenv("DEPLOYKIT_HOME", str(tmp_path))
+    there, here = login.folder / "home/it's here/runs/one-1", tmp_path / "runs/one-1"
+    for folder in (there / "logs", there / "exit_records", there / "tasks/3/logs", here):
+        folder.mkdir(parents=True, mode=0o755)
+    yield there, here
+    if request.param == "rsync":
+        assert remote._without_rsync == set()
+    greeting.write_text(text)
+    shutil.rmtree(there)
+
+
+def fetch(there, here):
+    folder = RemoteFolder("login1", str(there))
+    remote.fetch_exit_records("login1", [(Handle("slurm", "login1", "7", "one-1", here), folder)])
+    remote.fetch_logs(folder, here)
+
+
+def copied(here):
+    return {str(path.relative_to(here)) for path in here.rglob("*") if not path.is_dir()}
+
+
+def test_logs_and_records_are_mirrored(run_folders, request):
+    there, here = run_folders
+    (there / "claim").symlink_to("77")
+    (there / "exit_records/node-0.json").write_text('{"exit_code": 1}')
+    for name in ("logs/node-0.log", "tasks/3/logs/node-1.log", "exit_records/history-0.jsonl"):
+        (there / name).write_text("one\n")
+    (there / "logs/core").write_text("no log")
+    fetch(there, here)
+    expected = {"claim", "exit_records/node-0.json", "exit_records/history-0.jsonl"}
+    expected |= {"logs/node-0.log", "tasks/3/logs/node-1.log"}
+    assert copied(here) == expected
+    assert arrays.claimed_by(here) == "77"
+    assert remote._without_rsync == (set() if "rsync" in request.node.name else {"login1"})
+    with (here / "logs/node-0.log").open() as follower:
+        assert follower.read() == "one\n"
+        with (there / "logs/node-0.log").open("a") as file:
+            file.write("two\n")
+        (there / "exit_records/node-0.json").write_text('{"exit_code": 2}')
+        fetch(there, here)
+        assert follower.read() == "two\n", "a log is appended to, and never replaced"
+    assert (here / "exit_records/node-0.json").read_text() == '{"exit_code": 2}'
+    assert too_wide(modes(here / "exit_records")) == {}
+    assert too_wide(modes(here / "logs")) == {}
+    (there / "exit_records/node-0.json").unlink()
+    (here / "output").mkdir()
+    (here / "plan.sh").write_text("own")
+    fetch(there, here)
+    assert copied(here) == expected - {"exit_records/node-0.json"} | {"plan.sh"}
+
+
+@pytest.mark.parametrize("name", ["x\ny.log", "\n.log", "\x1b[2J.log", "a\r.log", "b c.log"])
+def test_a_log_with_an_odd_name_leaves_the_others_complete(run_folders, name):
+    """Whoever runs code in the job chooses the names."""
+    there, here = run_folders
+    (there / "logs/node-0.log").write_text("one\n")
+    (there / "logs" / name).write_text("evil\n")
+    fetch(there, here)
+    assert copied(here) - {"logs/b c.log"} == {"logs/node-0.log"}
+
+
+def test_links_do_not_lead_out_of_the_folder(run_folders):
+    there, here = run_folders
+    (there / "logs/node-0.log").symlink_to("/etc/passwd")
+    (there / "exit_records/node-0.json").symlink_to("/etc/passwd")
+    (there / "logs/node-1.log").write_text("one\n")
+    fetch(there, here)
+    assert copied(here) == {"logs/node-1.log"}
+
+
+def test_a_folder_that_was_deleted_there_is_no_error(run_folders):
+    there, here = run_folders
+    fetch(there / "gone", here)
+    assert copied(here) == set()
+
+
+def test_logs_of_a_login_node_are_elsewhere(tmp_path):
+    """So `metrics` and `watch` fetch what is new, instead of reading the old copy."""
+    paths.make_folder(tmp_path / "logs")
+    (tmp_path / "logs/node-0.log").write_text("step 1 loss 1\n")
+    handle = Handle("slurm", "", "1", "one", str(tmp_path))
+    assert not slurm.logs_elsewhere(handle)
+    (tmp_path / "remote.json").write_text(json.dumps({"host": "login", "folder": "/runs/one"}))
+    assert slurm.logs_elsewhere(handle)

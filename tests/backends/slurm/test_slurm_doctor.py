@@ -11,7 +11,7 @@ import subprocess
 import pytest
 
 from deploykit.backends import slurm
-from deploykit.backends.slurm import site, site_checks
+from deploykit.backends.slurm import site
 from deploykit.cli import main as cli
 from deploykit.job.model import Entrypoint, JobSpec, Resources
 
@@ -62,7 +62,7 @@ def test_the_profile_rejects_what_the_controller_rejects(name, cluster, make_pla
     try:
         chosen = slurm.Options(**options)
         job = JobSpec("one", Entrypoint("train.py"), Resources(**{"time_limit": 600, **resources}))
-        problems = list(site_checks.problems(job, chosen, site.read()))
+        problems = list(site.problems(job, chosen, site.read()))
         plan = make_plan("", options=chosen, **resources)
         done = subprocess.run(
             ["sbatch", "--test-only"], input=plan.text, capture_output=True, text=True, check=False
@@ -80,10 +80,10 @@ def test_time_limits_of_a_partition(cluster, project):
     finally:
         subprocess.run(["scontrol", "update", "PartitionName=low", "MaxTime=INFINITE"], check=True)
     job = JobSpec("one", Entrypoint("train.py"), Resources(time_limit=600))
-    (problem,) = site_checks.problems(job, slurm.Options(partition="low"), profile)
+    (problem,) = site.problems(job, slurm.Options(partition="low"), profile)
     assert problem.path == "resources.time_limit"
     assert "240 s" in problem.message
-    assert not list(site_checks.problems(job, slurm.Options(), profile))
+    assert not list(site.problems(job, slurm.Options(), profile))
 
 
 def test_a_drained_node_makes_the_job_wait(cluster):
@@ -94,7 +94,7 @@ def test_a_drained_node_makes_the_job_wait(cluster):
     finally:
         subprocess.run([*drain, "State=RESUME"], check=True)
     job = JobSpec("one", Entrypoint("train.py"), Resources(time_limit=600, nodes=4))
-    (problem,) = site_checks.problems(job, slurm.Options(), profile)
+    (problem,) = site.problems(job, slurm.Options(), profile)
     assert (problem.path, problem.severity) == ("resources.nodes", "warning")
 
 

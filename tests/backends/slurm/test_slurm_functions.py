@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import pickle
 import subprocess
+import sys
 
 import pytest
 from submitit.core.utils import FailedJobError, UncompletedJobError
 
 import deploykit
-from deploykit.lib.errors import JobFileError
+from deploykit.lib.errors import FunctionFailed, JobFileError
 from deploykit.slurm import executor
 from tests.backends.slurm.slurm_helpers import wait_for
 from tests.strangers import as_stranger, modes, open_place, too_wide  # noqa: F401 - a fixture
@@ -110,3 +111,36 @@ def test_settings_that_functions_do_not_support(project):
         executor(overrides=[*words, "slurm.container={image: a.sif}"])
     paths = {problem.path for problem in caught.value.problems}
     assert paths == {"slurm.host", "slurm.container", "env.KEY"}
+
+
+# --- deploykit.launch: two nodes, each with its own launcher
+
+
+def node_and_sum(number):
+    """The node of this rank, and the sum over all ranks."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    total = torch.tensor(dist.get_rank() * number)
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return os.environ["SLURMD_NODENAME"], int(total)
+
+
+def fails_on_rank_1():
+    if os.environ["RANK"] == "1":
+        raise ValueError("bad luck")
+
+
+@pytest.mark.torch
+def test_each_rank_returns_a_value_or_its_exception(cluster, project):
+    given = {"backend": "slurm", "nodes": 2, "slurm": {"python": sys.executable}}
+    values = deploykit.launch(node_and_sum, 7, processes_per_node=2, **given)
+    assert sorted(values) == [0, 1, 2, 3]
+    assert {total for _, total in values.values()} == {42}
+    assert values[0][0] == values[1][0] != values[2][0] == values[3][0]
+    with pytest.raises(FunctionFailed, match="rank 1: ValueError: bad luck") as caught:
+        deploykit.launch(fails_on_rank_1, **given)
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert [run.state.value for run in deploykit.runs(backend="slurm")] == ["failed", "succeeded"]

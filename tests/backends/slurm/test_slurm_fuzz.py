@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deploykit.backends import slurm
-from deploykit.backends.slurm import complaints
+from deploykit.backends.slurm import commands
 from deploykit.bundle import archive as bundles
 from deploykit.job.model import Entrypoint, JobSpec
 from deploykit.lib.errors import SubmitRefused
@@ -82,7 +82,7 @@ def test_the_controller_records_what_was_meant_or_check_refuses_the_job(
     argv = ["sbatch", "--hold", "--parsable", script]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
-        assert type(complaints.error_for(done.stderr)) is SubmitRefused, done.stderr
+        assert type(commands.error_for(done.stderr)) is SubmitRefused, done.stderr
         counts["refused by Slurm"] += 1
         script.unlink()
         return

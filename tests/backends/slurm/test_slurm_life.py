@@ -15,10 +15,11 @@ from types import SimpleNamespace
 import pytest
 
 from deploykit.backends import slurm
-from deploykit.backends.slurm import Options, client
+from deploykit.backends.slurm import Options, commands, sbatch
 from deploykit.job.model import Handle, State
 from deploykit.lib.errors import BackendUnavailable, SubmitRefused
 from tests.backends.slurm.slurm_helpers import cluster_command, ended, folder_of, output, wait_for
+from tests.intruder import attack, stores
 
 ROOT = Path(__file__).parents[3]
 pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm")]
@@ -251,9 +252,7 @@ def test_a_controller_that_is_down(box, make_plan, send, monkeypatch):
 def test_a_job_is_found_that_a_frozen_controller_queued(cluster, make_plan, send, monkeypatch):
     plan = make_plan(REPORT)
     controller = int((cluster / "run/slurmctld.pid").read_text())
-    monkeypatch.setattr(
-        client, "cluster_name", lambda _host: "box"
-    )  # as if queried before the freeze
+    monkeypatch.setattr(commands, "setting", lambda *_: "box")  # as if queried before the freeze
     pauses = []
 
     def thaw(seconds):
@@ -261,7 +260,7 @@ def test_a_job_is_found_that_a_frozen_controller_queued(cluster, make_plan, send
         pauses.append(seconds)
         time.sleep(seconds)
 
-    monkeypatch.setattr(client, "time", SimpleNamespace(sleep=thaw))
+    monkeypatch.setattr(sbatch, "time", SimpleNamespace(sleep=thaw))
     os.kill(controller, signal.SIGSTOP)
     try:
         handle = send(plan)
@@ -344,3 +343,36 @@ def test_the_source_is_the_bundle(cluster, make_plan, send, tmp_path):
     output("scontrol", "release", handle.id)
     assert ended(handle).state is State.SUCCEEDED
     assert "as submitted" in [line.text for line in slurm.logs(handle, follow=False)]
+
+
+RESTARTED = """
+import os, time
+from pathlib import Path
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+one = torch.ones(1)
+dist.all_reduce(one)
+print("met", int(one.item()), os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+go_on = Path(os.environ["DEPLOYKIT_RUN_DIR"], "go on")
+while not go_on.exists():
+    time.sleep(0.1)
+if os.environ["RANK"] == "1" and os.environ["DEPLOYKIT_RESTART_COUNT"] == "0":
+    os._exit(9)
+dist.all_reduce(one)
+os._exit(0)
+"""
+
+
+def test_another_user_cannot_run_code_through_the_store(cluster, make_plan, send, tmp_path):
+    """The ranks then restart, which reads everything that was written to the store."""
+    marker, folder = tmp_path / "it ran", folder_of("one-1", tmp_path)
+    handle = send(make_plan(RESTARTED, nodes=2, retries=1))
+    logs = [folder / "logs" / f"node-{node}.log" for node in range(2)]
+    wait_for(lambda: all(log.exists() and " met 2 0" in log.read_text() for log in logs))
+    report = attack(marker, stores(folder))
+    assert report.count("wrote to") == 2, report
+    if os.getuid() == 0:
+        assert "as 65534" in report
+    (folder / "go on").touch()
+    ended(handle)
+    assert not marker.exists()

@@ -1,4 +1,4 @@
-"""`monitor.status`, with canned answers of Slurm's commands."""
+"""`jobs.status`, with canned answers of Slurm's commands."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from deploykit.backends.slurm import client, monitor
+from deploykit.backends.slurm import commands, jobs
 from deploykit.job.model import Handle, State, Status
 from deploykit.lib.shell import Result
 from tests.backends.slurm.slurm_answers import SACCT, SQUEUE, at, scontrol
@@ -29,12 +29,18 @@ def answers(monkeypatch):
             return answer if isinstance(answer, Result) else Result(0, answer, "")
 
     table = Answers()
-    monkeypatch.setattr(client, "run", table.run)
+    monkeypatch.setattr(commands, "run", table.run)
     return table
 
 
 def handle(number, name, folder="/nowhere"):
     return Handle("slurm", "localhost", str(number), name, str(folder))
+
+
+def status_of(folder):
+    """The status of the run `run-a`, job 34, with this folder."""
+    run = handle(34, "run-a", folder)
+    return jobs.status([run])[run]
 
 
 def exit_record(folder, node, **content):
@@ -51,7 +57,7 @@ def process_record(folder, rank, attempt=0):
 def test_many_runs_cost_one_squeue(answers):
     answers["squeue"] = SQUEUE
     handles = [handle(34, "run-a"), handle(36, "run-c"), handle(37, "run-d")]
-    statuses = monitor.status(handles)
+    statuses = jobs.status(handles)
     assert [statuses[h].native for h in handles] == ["RUNNING", "CONFIGURING", "PENDING"]
     assert answers.calls == ["squeue"]
 
@@ -62,7 +68,7 @@ def test_ended_runs_cost_one_scontrol(answers):
         "FAILED", id=51, name="y", code="3:0"
     )
     handles = [handle(34, "run-a"), handle(50, "x"), handle(51, "y")]
-    statuses = monitor.status(handles)
+    statuses = jobs.status(handles)
     assert [statuses[h].exit_code for h in handles] == [None, 0, 3]
     assert answers.calls == ["squeue", "scontrol"]
 
@@ -70,29 +76,27 @@ def test_ended_runs_cost_one_scontrol(answers):
 def test_a_job_of_another_name_is_not_the_run(answers):
     answers["squeue"] = SQUEUE
     run = handle(34, "run-z")
-    assert monitor.status([run])[run].state is State.FAILED
+    assert jobs.status([run])[run].state is State.FAILED
 
 
 def test_sacct_is_queried_last(answers):
     answers["sacct"] = SACCT
     run = handle(42, "run-c")
-    assert monitor.status([run])[run].native == "TIMEOUT"
+    assert jobs.status([run])[run].native == "TIMEOUT"
 
 
 def test_the_exit_code_and_reason_of_the_first_failure(answers, tmp_path):
     answers["scontrol"] = scontrol("FAILED", code="1:0", reason="NonZeroExitCode")
     exit_record(tmp_path, 0, exit_code=143, reason="stopped", finished="2026-11-21T02:15:19.5Z")
     exit_record(tmp_path, 1, exit_code=7, reason="rank 3 ended with 7", rank=3)
-    run = handle(34, "run-a", tmp_path)
-    status = monitor.status([run])[run]
+    status = status_of(tmp_path)
     assert (status.exit_code, status.reason) == (7, "rank 3 ended with 7")
 
 
 def test_a_state_of_slurms_keeps_its_exit_code(answers, tmp_path):
     answers["scontrol"] = scontrol("TIMEOUT", code="0:0")
     exit_record(tmp_path, 0, exit_code=143, reason="stopped")
-    run = handle(34, "run-a", tmp_path)
-    assert monitor.status([run])[run].exit_code == 124
+    assert status_of(tmp_path).exit_code == 124
 
 
 @pytest.mark.parametrize("native", ["TIMEOUT", "FAILED", "NODE_FAIL"])
@@ -104,8 +108,7 @@ def test_a_run_has_succeeded_if_every_rank_had_exited_with_0(answers, tmp_path, 
         finished = f"2026-11-21T02:15:1{node}.500Z"
         exit_record(tmp_path, node, exit_code=0, reason=reason, finished=finished, ranks={node: 0})
         process_record(tmp_path, node)
-    run = handle(34, "run-a", tmp_path)
-    status = monitor.status([run])[run]
+    status = status_of(tmp_path)
     assert (status.state, status.exit_code) == (State.SUCCEEDED, 0)
     assert status.reason == f"{reason}, and Slurm ended the job afterwards ({native})"
 
@@ -122,8 +125,7 @@ def test_a_run_has_not_succeeded_if_a_rank_was_ended_by_slurm(answers, tmp_path,
     if case == "an earlier attempt":
         (tmp_path / "exit_records" / "attempt.json").write_text('{"attempt": 1, "logs": {}}')
         process_record(tmp_path, 0, attempt=1)
-    run = handle(34, "run-a", tmp_path)
-    status = monitor.status([run])[run]
+    status = status_of(tmp_path)
     assert (status.state, status.exit_code) == (State.FAILED, 124)
 
 
@@ -131,23 +133,20 @@ def test_a_run_has_not_succeeded_if_a_rank_was_ended_by_slurm(answers, tmp_path,
 def test_the_status_without_slurm_is_that_of_the_exit_record(answers, tmp_path, code, state):
     answers["sacct"] = Result(1, "", "Slurm accounting storage is disabled\n")
     exit_record(tmp_path, 0, exit_code=code, reason="it ended")
-    run = handle(34, "run-a", tmp_path)
-    assert monitor.status([run])[run] == Status(
+    assert status_of(tmp_path) == Status(
         state, "exit record", "it ended", code, None, at(2, 15, 19)
     )
 
 
 def test_a_job_without_any_record_has_failed(answers, tmp_path):
-    run = handle(34, "run-a", tmp_path)
-    status = monitor.status([run])[run]
+    status = status_of(tmp_path)
     assert (status.state, status.native) == (State.FAILED, "no record")
 
 
 def test_on_another_cluster_the_status_is_unknown(answers, tmp_path):
     (tmp_path / "cluster").write_text("here\n")
     answers["scontrol"] = "ClusterName             = there\n"
-    run = handle(34, "run-a", tmp_path)
-    status = monitor.status([run])[run]
+    status = status_of(tmp_path)
     assert status.state is State.UNKNOWN
     assert "'here', and this is 'there'" in status.reason
 
@@ -156,18 +155,16 @@ def test_on_another_cluster_the_status_of_an_array_is_unknown(answers, tmp_path)
     (tmp_path / "cluster").write_text("here\n")
     (tmp_path / "array").write_text("2\n")
     answers["scontrol"] = "ClusterName             = there\n"
-    run = handle(34, "run-a", tmp_path)
-    assert monitor.status([run])[run].state is State.UNKNOWN
+    assert status_of(tmp_path).state is State.UNKNOWN
     answers["squeue"] = "34_[0-1%1]|PENDING|N/A|N/A|1|main|9|JobHeldUser|run-a|/a\n"
-    assert monitor.status([run])[run].reason.startswith("2 tasks: 2 queued; task 0: held")
+    assert status_of(tmp_path).reason.startswith("2 tasks: 2 queued; task 0: held")
 
 
 def test_without_an_answer_the_status_is_unknown(answers, tmp_path):
     text = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
     answers["squeue"] = Result(1, "", text)
     exit_record(tmp_path, 1, exit_code=0, reason="it ended")
-    run = handle(34, "run-a", tmp_path)
-    status = monitor.status([run])[run]
+    status = status_of(tmp_path)
     assert status.state is State.UNKNOWN
     assert "Unable to contact" in status.reason
 
@@ -181,10 +178,10 @@ def test_a_job_that_ends_before_its_launchers_says_why(answers, tmp_path):
     run = handle(34, "run-a", tmp_path)
     answers["scontrol"] = scontrol("FAILED", code="78:0", reason="NonZeroExitCode")
     killed = "all its processes were killed before any of them recorded a reason"
-    assert monitor.status([run])[run].reason == killed
+    assert jobs.status([run])[run].reason == killed
     why = "the job cannot start: a module of slurm.modules cannot be loaded: cuda/99"
     batch_log(tmp_path, "slurm.log", "module: not found", f"deploykit: {why}")
-    status = monitor.status([run])[run]
+    status = jobs.status([run])[run]
     assert (status.state, status.exit_code, status.reason) == (State.FAILED, 78, why)
 
 
@@ -197,5 +194,5 @@ def test_a_task_that_ends_before_its_launchers_says_why(answers, tmp_path):
         failed.replace("JobId=34 JobName=", task.format(34 + n, n)) for n in (0, 1)
     )
     batch_log(tmp_path, "slurm-0.log", "deploykit: the job cannot start: slurm.setup failed")
-    reason = monitor.status([run])[run].reason
+    reason = jobs.status([run])[run].reason
     assert reason == "2 tasks: 2 failed; task 0: the job cannot start: slurm.setup failed"

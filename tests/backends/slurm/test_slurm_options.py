@@ -26,44 +26,67 @@ def test_values_that_would_break_out_of_their_line(name, value):
     assert "#SBATCH line" in problem_by_path["slurm.extra.comment"].message
 
 
-def test_empty_values_are_refused():
-    problem_by_path = problems(options=Options(partition="", python=" ", exclude=","))
-    assert set(problem_by_path) == {"slurm.partition", "slurm.python", "slurm.exclude"}
-
-
-@pytest.mark.parametrize("name", ["job-name", "outp", "time", "part", "no-requeue", "wrap", "nod"])
-def test_extra_cannot_set_an_option_of_deploykit(name):
-    problem_by_path = problems(options=Options(extra={name: "x"}))
-    assert "cannot be set in slurm.extra" in problem_by_path[f"slurm.extra.{name}"].message
+def gpus(count):
+    return {"resources": {"gpus_per_node": count}}
 
 
 @pytest.mark.parametrize(
-    "name", ["nice", "mem-per-cpu", "time-min", "gres", "no-kill", "dependency"]
+    ("changes", "options", "paths"),
+    [
+        ({}, {"partition": "", "python": " ", "exclude": ","}, "partition python exclude"),
+        ({}, {"python": "-x", "setup": ("module load x\r",)}, "python setup[0]"),
+        ({}, {"at_once": 2}, "at_once"),
+        ({}, {"host": "-login1"}, "host folder"),
+        ({}, {"folder": "/shared"}, "folder"),
+        ({}, {"gres_style": "gres", "extra": {"gres": "nvme:1"}}, ""),
+        (gpus(1), {"gres_style": "gres", "extra": {"gres": "nvme:1"}}, "extra.gres"),
+        (
+            {"resources": {"time_limit": 60, "memory": 1000}},
+            {"signal_seconds": 60},
+            "signal_seconds ^resources.memory",
+        ),
+        ({"env": {"UID": "5", "RANDOM": "5", "OMP_NUM_THREADS": "1"}}, {}, "^env.UID ^env.RANDOM"),
+        ({"output": "/a,b"}, {"container": Container("-x.sif")}, "^output container.image"),
+        *(
+            ({}, {"container": Container("x.sif", mounts=(mount,))}, "container.mounts[0]")
+            for mount in ("relative", "/a,b", "/a:/b:ro", "")
+        ),
+        *(
+            ({}, {"extra": {name: ""}}, "")
+            for name in ("contiguous", "hold", "nice", "of-a-plugin")
+        ),
+    ],
 )
-def test_extra_accepts_every_other_option(home, name):
-    options = Options(extra={name: "x"}, python=PYTHON)
+def test_settings_and_the_paths_of_their_problems(changes, options, paths):
+    """`^` marks a path outside the `slurm` section."""
+    expected = {path[1:] if path.startswith("^") else f"slurm.{path}" for path in paths.split()}
+    assert set(problems(job(**changes), Options(**options))) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "names", "message"),
+    [
+        (
+            "x",
+            ("job-name", "outp", "time", "part", "no-requeue", "wrap", "nod"),
+            "cannot be set in slurm.extra",
+        ),
+        ("", ("comment", "comm", "begin", "mem-per-cpu"), "requires a value"),
+    ],
+)
+def test_options_that_extra_refuses(value, names, message):
+    """Also abbreviated, as sbatch accepts them."""
+    for name in names:
+        problem_by_path = problems(options=Options(extra={name: value}))
+        assert message in problem_by_path[f"slurm.extra.{name}"].message
+
+
+def test_extra_accepts_every_other_option(home):
+    names = ("nice", "mem-per-cpu", "time-min", "gres", "no-kill", "dependency")
+    options = Options(extra=dict.fromkeys(names, "x"), python=PYTHON)
     assert problems(options=options).keys() == {"slurm.python"}  # not on this machine: a warning
-    assert directives(script(options=options))[name] == "x"
-
-
-@pytest.mark.parametrize("name", ["comment", "comm", "begin", "mem-per-cpu"])
-def test_an_option_that_requires_a_value(name):
-    assert (
-        "requires a value"
-        in problems(options=Options(extra={name: ""}))[f"slurm.extra.{name}"].message
-    )
-
-
-@pytest.mark.parametrize("name", ["contiguous", "hold", "nice", "of-a-plugin"])
-def test_an_option_without_a_value(name):
-    assert problems(options=Options(extra={name: ""})) == {}
-
-
-def test_gres_is_reserved_where_it_requests_the_gpus():
-    options = Options(gres_style="gres", extra={"gres": "nvme:1"})
-    assert problems(options=options) == {}
-    problem_by_path = problems(job(resources={"gpus_per_node": 1}), options)
-    assert problem_by_path["slurm.extra.gres"].hint == "use `resources.gpus_per_node`"
+    flags = directives(script(options=options))
+    assert {flags[name] for name in names} == {"x"}
 
 
 @pytest.mark.parametrize("path", ["output", "checkpoints", "data.train"])
@@ -75,35 +98,10 @@ def test_object_storage_is_refused(path):
     assert f"--set {path}=FOLDER" in problem.hint
 
 
-def test_notice_and_memory_out_of_range():
-    problem_by_path = problems(
-        job(resources={"time_limit": 60, "memory": 1000}), Options(signal_seconds=60)
-    )
-    assert set(problem_by_path) == {"slurm.signal_seconds", "resources.memory"}
-
-
 @pytest.mark.parametrize("name", ["per%cent", "back\\slash", "line\nend"])
 def test_a_state_folder_that_slurm_does_not_accept(monkeypatch, name):
     monkeypatch.setenv("DEPLOYKIT_HOME", f"/shared/{name}")
     assert "set DEPLOYKIT_HOME" in problems()[""].hint
-
-
-def test_variables_that_bash_sets_itself():
-    assert set(problems(job(env={"UID": "5", "RANDOM": "5", "OMP_NUM_THREADS": "1"}))) == {
-        "env.UID",
-        "env.RANDOM",
-    }
-
-
-@pytest.mark.parametrize("mount", ["relative", "/a,b", "/a:/b:ro", ""])
-def test_malformed_mounts(mount):
-    problem_by_path = problems(options=Options(container=Container("x.sif", mounts=(mount,))))
-    assert "slurm.container.mounts[0]" in problem_by_path
-
-
-def test_a_folder_that_cannot_be_mounted():
-    problem_by_path = problems(job(output="/a,b"), Options(container=Container("-x.sif")))
-    assert set(problem_by_path) == {"output", "slurm.container.image"}
 
 
 def test_a_dependency_must_have_been_submitted(home, tmp_path, monkeypatch):
@@ -118,17 +116,3 @@ def test_a_dependency_must_have_been_submitted(home, tmp_path, monkeypatch):
     flags = directives(script(options=options))
     assert flags["dependency"] == "afterok:41,afterany:42"
     assert flags["kill-on-invalid-dep"] == "yes"
-
-
-def test_at_once_requires_an_array():
-    assert set(problems(options=Options(at_once=2))) == {"slurm.at_once"}
-
-
-def test_a_host_requires_a_folder():
-    assert set(problems(options=Options(host="-login1"))) == {"slurm.host", "slurm.folder"}
-    assert set(problems(options=Options(folder="/shared"))) == {"slurm.folder"}
-
-
-def test_hyphens_and_carriage_returns(home):
-    problem_by_path = problems(options=Options(python="-x", setup=("module load x\r",)))
-    assert set(problem_by_path) == {"slurm.python", "slurm.setup[0]"}

@@ -17,9 +17,8 @@ import pytest
 
 from deploykit.backends import slurm
 from deploykit.backends.slurm import Options
-from deploykit.backends.slurm.options import Restarts
 from deploykit.job.model import Entrypoint
-from tests.backends.slurm.plans import CASES, HOSTILE, NEVER, PYTHON, directives, job, script
+from tests.backends.slurm.plans import CASES, HOSTILE, PYTHON, directives, job, script
 from tests.programs import need
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -55,19 +54,6 @@ def test_cases_have_no_errors(home, name):
     assert [problem for problem in problems if problem.severity == "error"] == []
 
 
-def test_the_script_has_no_defaults_of_submitit(home):
-    options = directives(script())
-    assert "wckey" not in options
-    assert "error" not in options
-    assert options["time"] == "30"
-    assert options["signal"] == "USR2@90"
-    assert options["job-name"] == "digits-1"
-    assert set(options) == {
-        *("chdir", "job-name", "nodes", "ntasks-per-node", "open-mode", "output"),
-        *("requeue", "signal", "time"),
-    }
-
-
 @pytest.mark.parametrize(
     ("seconds", "minutes", "notice"),
     [(60, 1, 30), (61, 2, 60), (120, 2, 60), (180, 3, 90), (3600, 60, 90)],
@@ -77,21 +63,14 @@ def test_time_is_rounded_up_and_the_notice_fits(home, seconds, minutes, notice):
     assert (options["time"], options["signal"]) == (str(minutes), f"USR2@{notice}")
 
 
-def test_a_job_without_restarts_has_no_requeue(home):
-    never = script(options=Options(python=PYTHON, restarts=NEVER))
-    assert "no-requeue" in directives(never)
-    assert "DEPLOYKIT_RESTARTS" not in never
-    once = script(options=Options(python=PYTHON, restarts=Restarts(0, 0, 0, 1)))
-    assert "requeue" in directives(once)
-    assert '"error": 1' in once
+RECORD = "import json, os, sys; json.dump([sys.argv[1:], dict(os.environ)], open('record', 'w'))"
 
 
-def run_by_bash(text, folder, job_id):
+def run_by_bash(text, folder, job_id, srun=f"#!{sys.executable}\n{RECORD}\n"):
     """Run a script with an srun that records its arguments and environment."""
     fake = folder / "bin"
     fake.mkdir(exist_ok=True)
-    dump = "import json, os, sys; json.dump([sys.argv[1:], dict(os.environ)], open('record', 'w'))"
-    (fake / "srun").write_text(f"#!{sys.executable}\n{dump}\n")
+    (fake / "srun").write_text(srun)
     (fake / "srun").chmod(0o755)
     env = {"PATH": f"{fake}:{os.environ['PATH']}", "SLURM_JOB_ID": job_id}
     return subprocess.run(
@@ -159,12 +138,7 @@ def test_a_run_folder_that_is_not_writable_fails_the_job(tmp_path):
 
 def test_the_exit_code_of_srun_is_that_of_the_script(tmp_path):
     (tmp_path / "state folder/runs/digits-1/source").mkdir(parents=True)
-    fake = tmp_path / "bin"
-    fake.mkdir()
-    (fake / "srun").write_text("#!/bin/sh\nexit 7\n")
-    (fake / "srun").chmod(0o755)
-    env = {"PATH": f"{fake}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
-    assert subprocess.run(["bash", "-c", script()], env=env, check=False).returncode == 7
+    assert run_by_bash(script(), tmp_path, "7", "#!/bin/sh\nexit 7\n").returncode == 7
 
 
 @pytest.mark.parametrize("backend", ["local", "slurm"])

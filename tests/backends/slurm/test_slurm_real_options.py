@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shlex
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from deploykit.backends import slurm
-from deploykit.backends.slurm import Options, monitor
+from deploykit.backends.slurm import Options, jobs
 from deploykit.backends.slurm.options import Container
 from deploykit.job.model import State
 from deploykit.lib.errors import SubmitRefused
@@ -15,6 +19,7 @@ from tests.backends.slurm.slurm_helpers import ended, folder_of, output, wait_fo
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm")]
 
+TORCH = Path(importlib.util.find_spec("torch").origin).parents[1]
 HELLO = "import os; print('hello', os.environ.get('FROM_MODULE', ''), flush=True)"
 LOADER = '() { if [ "$1 $2" = "load tools/1" ]; then export FROM_MODULE=tools; else false; fi; }'
 APPTAINER = """#!/bin/sh
@@ -63,7 +68,7 @@ def test_the_position_in_the_queue(cluster, make_plan, send):
     waiting = [send(make_plan(HELLO, run=f"n{n}", nodes=n, options=alone)) for n in (1, 2)]
 
     def reasons_with_start_times():
-        monitor._pending.cache_clear()
+        jobs._pending.cache_clear()
         status_by_handle = slurm.status(waiting)
         reasons = [status_by_handle[handle].reason for handle in waiting]
         return reasons if all("expected" in reason for reason in reasons) else None
@@ -114,3 +119,47 @@ def test_mail_and_licenses_reach_the_controller(cluster, make_plan, send):
     with pytest.raises(SubmitRefused) as caught:
         send(make_plan(HELLO, run="two", options=Options(licenses="matlab:2")))
     assert "slurm.licenses" in caught.value.hint
+
+
+# --- slurm.setup
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (". nowhere/bin/activate", "exit code 1: . nowhere/bin/activate"),
+        ("test -d /nope", "exit code 1: test -d /nope"),
+        ("x=$(exit 7)", "exit code 7: x=$(exit 7)"),
+    ],
+)
+def test_a_line_of_setup_that_fails_ends_the_job(line, said, cluster, make_plan, send):
+    handle = send(make_plan(HELLO, options=Options(setup=("true", line, "echo never"))))
+    status = ended(handle)
+    assert (status.state, status.exit_code) == (State.FAILED, 78)
+    (reason,) = [
+        line.text for line in slurm.logs(handle, follow=False) if "cannot start" in line.text
+    ]
+    assert reason == f"deploykit: the job cannot start: slurm.setup failed with {said}"
+
+
+def test_a_file_that_setup_reads_may_have_lines_that_fail(cluster, make_plan, send, tmp_path):
+    profile = tmp_path / "profile.sh"
+    profile.write_text("grep -q nothing /dev/null\ntest -d /nope\ntrue\n")
+    quoted = shlex.quote(str(profile))
+    lines = (f". {quoted}", "if test -d /nope; then exit 3; fi", "false || true")
+    assert ended(send(make_plan(HELLO, options=Options(setup=lines)))).state is State.SUCCEEDED
+
+
+def test_an_environment_that_setup_activates_brings_its_python(cluster, make_plan, send, tmp_path):
+    environment = tmp_path / "my env"
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", environment],
+        check=True,
+    )
+    site = next(environment.glob("lib/python*/site-packages"))
+    (site / "packages.pth").write_text(f"{TORCH}\n")
+    show = "import sys; print('prefix', sys.prefix, flush=True)"
+    setup = (f". {shlex.quote(str(environment))}/bin/activate",)
+    handle = send(make_plan(show, options=Options(setup=setup)))
+    assert ended(handle).state is State.SUCCEEDED
+    assert f"prefix {environment}" in [line.text for line in slurm.logs(handle, follow=False)]

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from deploykit.backends import slurm
-from deploykit.backends.slurm import site, site_checks
+from deploykit.backends.slurm import site
 from deploykit.backends.slurm.options import Container
 from deploykit.job.model import Entrypoint, JobSpec, Resources
 from deploykit.lib.errors import NotFound
@@ -53,9 +53,7 @@ def prod():
 def problems(profile, *, options=None, **resources):
     job = JobSpec("one", Entrypoint("train.py"), Resources(**{"time_limit": 600, **resources}))
     chosen = slurm.Options(**(options or {}))
-    return [
-        (problem.path, problem.severity) for problem in site_checks.problems(job, chosen, profile)
-    ]
+    return [(problem.path, problem.severity) for problem in site.problems(job, chosen, profile)]
 
 
 def test_a_profile_has_what_the_commands_print(prod):
@@ -118,8 +116,8 @@ def test_what_the_site_would_reject(options, resources, paths, prod):
 def test_a_container_requires_pyxis(prod):
     job = JobSpec("one", Entrypoint("train.py"), Resources(time_limit=600))
     options = slurm.Options(container=Container("ubuntu"))
-    assert list(site_checks.problems(job, options, prod)) == []
-    (problem,) = site_checks.problems(job, options, dataclasses.replace(prod, pyxis=False))
+    assert list(site.problems(job, options, prod)) == []
+    (problem,) = site.problems(job, options, dataclasses.replace(prod, pyxis=False))
     assert problem.path == "slurm.container.runtime"
 
 

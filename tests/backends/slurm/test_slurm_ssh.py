@@ -60,7 +60,7 @@ def laptop(cluster, node, tmp_path, monkeypatch):
     (folder / "train.py").write_text(TRAINER)
     (folder / "job.yaml").write_text(JOB)
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("PATH", f"{node.folder}/bin:{os.environ['PATH']}")
+    node.use(monkeypatch)
     yield node
     node.proxy.left = None
     node.close()
@@ -241,26 +241,6 @@ def test_a_bundle_is_copied_once(laptop):
     assert bundles() == before
     assert submit(laptop, "again", *held)[0] == 0
     assert len(jobs_of("again")) == 1
-
-
-def test_an_archive_on_the_host_is_verified(laptop):
-    """A replaced archive and a truncated one are uploaded again."""
-    Path("train.py").write_text("print('evil')")
-    evil = sent_archive(laptop, "evil").read_bytes()
-    Path("train.py").write_text(TRAINER)
-    archive = sent_archive(laptop, "good")
-    good = archive.read_bytes()
-    for name, planted in (("replaced", evil), ("truncated", good[:-9])):
-        archive.write_bytes(planted)
-        assert sent_archive(laptop, name).read_bytes() == good
-        assert (remote_folder(laptop, name) / "source/train.py").read_text() == TRAINER
-
-
-def sent_archive(node, name):
-    """Submit a held job; the path of its archive on the login node."""
-    assert submit(node, name, "--set", "slurm.extra.hold=")[0] == 0
-    record = json.loads((paths.run_folder(name) / "source.json").read_text())
-    return remote_folder(node, name).parents[1] / f"bundles/{record['bundle']}.tar.gz"
 
 
 def test_files_on_the_host_are_private(laptop):

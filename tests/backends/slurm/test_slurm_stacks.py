@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploykit.backends import slurm
-from deploykit.backends.slurm import stacks as slurm_stacks
+from deploykit.backends.slurm import jobs
 from deploykit.job.model import Handle
 from deploykit.lib.errors import TryAgain, UsageError
 from deploykit.observe import exit_records, stacks
@@ -28,7 +28,7 @@ STANDING = ["work at train.py:5: time.sleep(900)", "work at train.py:6: time.sle
 
 
 def test_one_task_on_each_node_beside_the_others():
-    argv = slurm_stacks.srun_argv("42", ["n1", "n2"])
+    argv = jobs.step_argv("42", ["n1", "n2"])
     assert argv[0] == "srun"
     assert {"--jobid=42", "--overlap", "--nodelist=n1,n2", "--ntasks=2"} <= set(argv)
 

@@ -1,4 +1,4 @@
-"""`states` and `queue_position`, with texts recorded from Slurm 22.05."""
+"""`states`, with texts recorded from Slurm 22.05."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from deploykit.backends.slurm import queue_position, states
-from deploykit.backends.slurm.queue_position import PendingJob, Queue
+from deploykit.backends.slurm import states
+from deploykit.backends.slurm.states import PendingJob, Queue
 from deploykit.job.model import State, Status
 from tests.backends.slurm.slurm_answers import SACCT, SQUEUE, at, scontrol
 
@@ -76,22 +76,23 @@ def test_a_job_that_was_cancelled_in_the_queue_never_started():
     assert (one(ended).started, one(ended).finished) == (None, at(2, 15, 19))
 
 
-@pytest.mark.parametrize("state", ["PREEMPTED", "NODE_FAIL", "BOOT_FAIL"])
-def test_a_job_that_slurm_requeues_has_not_ended(state):
-    status = one(scontrol(state, requeue=1))
+@pytest.mark.parametrize(
+    ("state", "requeue"),
+    [
+        *(("PREEMPTED", 1), ("NODE_FAIL", 1), ("BOOT_FAIL", 1)),
+        *(("REQUEUED", 0), ("REQUEUE_HOLD", 0), ("SPECIAL_EXIT", 0), ("PENDING", 0)),
+    ],
+)
+def test_a_job_that_slurm_requeues_is_queued(state, requeue):
+    status = one(scontrol(state, requeue=requeue))
     assert status.state is State.QUEUED
-    assert "Slurm requeues it" in status.reason
+    assert ("Slurm requeues it" in status.reason) == bool(requeue)
 
 
 def test_a_preempted_job_of_which_slurm_keeps_only_the_account_has_ended():
     times = "2026-11-21T02:15:18|2026-11-21T02:15:19"
     (row,) = states.parse_sacct(f"40|PREEMPTED|0:15|{times}|run-a\n")
     assert states.status(row).state is State.FAILED
-
-
-@pytest.mark.parametrize("state", ["REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "PENDING"])
-def test_a_requeued_job_is_queued(state):
-    assert one(scontrol(state)).state is State.QUEUED
 
 
 def test_a_state_of_a_newer_slurm():
@@ -138,20 +139,14 @@ WAITS = (
 )
 
 
-@pytest.mark.parametrize("reason", NEVER)
-def test_a_job_that_can_never_start_is_blocked(reason):
+@pytest.mark.parametrize("reason", NEVER + WAITS)
+def test_a_pending_job_is_blocked_if_it_can_never_start(reason):
     status = one(scontrol("PENDING", reason=reason))
-    assert status.state is State.BLOCKED
-    assert status.reason.endswith(", so it can never start")
+    never = reason in NEVER
+    assert status.state is (State.BLOCKED if never else State.QUEUED)
+    assert status.reason.endswith(", so it can never start") == never
     assert not status.state.final
     assert status.started is None
-
-
-@pytest.mark.parametrize("reason", WAITS)
-def test_a_job_that_merely_waits_is_queued(reason):
-    status = one(scontrol("PENDING", reason=reason))
-    assert status.state is State.QUEUED
-    assert "never" not in status.reason
 
 
 def test_the_reason_of_a_failed_launch_says_what_to_check():
@@ -202,8 +197,8 @@ nonsense
 )
 def test_the_position_in_the_queue(line, sentence):
     (row,) = states.parse_squeue(line)
-    assert queue_position.has_position(row)
-    assert queue_position.describe(row, Queue(queue_position.parse_pending(QUEUE))) == sentence
+    assert states.has_position(row)
+    assert states.describe_position(row, Queue(states.parse_pending(QUEUE))) == sentence
 
 
 def test_thousands_of_jobs_are_counted_as_one_by_one():
@@ -227,13 +222,13 @@ def test_thousands_of_jobs_are_counted_as_one_by_one():
 
 def test_a_held_job_has_no_position_in_the_queue():
     (row,) = states.parse_squeue("37|PENDING|N/A|N/A|2|main|9|JobHeldUser|a|/a")
-    assert not queue_position.has_position(row)
+    assert not states.has_position(row)
 
 
 def test_a_job_that_squeue_did_not_list_has_no_position_in_the_queue():
     """It was requeued after squeue and before scontrol, which says no partition and priority."""
     (row,) = states.parse_scontrol(scontrol("PENDING", reason="Resources"))
-    assert not queue_position.has_position(row)
+    assert not states.has_position(row)
     assert states.status(row).reason == "waiting for free nodes"
 
 

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from deploykit.backends.slurm import client, start_times
+from deploykit.backends.slurm import commands, sbatch
 from deploykit.cli import main as cli
 from deploykit.job import file as jobfile
 from tests.backends.slurm.slurm_helpers import output, wait_for
@@ -132,7 +132,7 @@ def test_nothing_is_queued(when):
 
 def test_a_cluster_that_does_not_answer_is_no_refusal(site, capsys, monkeypatch):
     argv = ["sh", "-c", "echo 'sbatch: error: Unable to contact slurm controller' >&2; exit 1"]
-    monkeypatch.setattr(client, "clean_environment", lambda _: [*argv, "sh"])
+    monkeypatch.setattr(commands, "clean_environment", lambda _: [*argv, "sh"])
     assert cli.main(["when"]) == 69
     assert "Unable to contact slurm controller" in capsys.readouterr().err
-    assert start_times._UTC[0] == "TZ=UTC"
+    assert sbatch._UTC[0] == "TZ=UTC"

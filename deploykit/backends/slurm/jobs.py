@@ -1,29 +1,22 @@
-"""Query, follow and cancel jobs that were submitted."""
+"""Jobs that were submitted: their status, logs and end, and commands beside their ranks."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import os
+import shlex
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from deploykit.backends.slurm import (
-    arrays,
-    client,
-    complaints,
-    lookup,
-    queue_position,
-    remote,
-    states,
-)
-from deploykit.backends.slurm.queue_position import Queue
-from deploykit.backends.slurm.remote import RemoteFolder
+from deploykit.backends import node_command
+from deploykit.backends.slurm import arrays, commands, remote, states
 from deploykit.backends.slurm.states import Row
 from deploykit.job.model import Handle, LogLine, State, Status
-from deploykit.lib.errors import BackendUnavailable, NotPermitted, TryAgain
+from deploykit.lib import paths, shell
+from deploykit.lib.errors import BackendUnavailable, NotPermitted, TryAgain, UsageError
 from deploykit.observe import exit_records, logfiles, stacks
 
 _POLL = (1.0, 15.0)
@@ -46,7 +39,7 @@ def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
     once a minute another squeue where a job is pending. Where Slurm does not answer, the status is
     UNKNOWN with the reason.
     """
-    sizes = {handle: client.tasks(handle) for handle in handles}
+    sizes = {handle: arrays.tasks(handle) for handle in handles}
     tasks_by_array = {handle: arrays.task_handles(handle, n) for handle, n in sizes.items() if n}
     runs_by_host: dict[str | None, list[Handle]] = defaultdict(list)
     for handle in handles:
@@ -62,7 +55,7 @@ def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
 
 def _array_status(array: Handle, statuses: Sequence[Status]) -> Status:
     if any(status.native in {_NO_RECORD, _EXIT_RECORD} for status in statuses):
-        problem = lookup.wrong_cluster(Path(array.folder), _host(array))
+        problem = commands.wrong_cluster(Path(array.folder), _host(array))
         if problem is not None:
             return Status(State.UNKNOWN, "", problem)
     return arrays.combined_status(statuses)
@@ -85,7 +78,7 @@ def _status_on(
 
 def _host(handle: Handle) -> str | None:
     """The login node that commands run on; None for this machine."""
-    return None if handle.target == client.LOCALHOST else handle.target
+    return None if handle.target == commands.LOCALHOST else handle.target
 
 
 def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
@@ -102,31 +95,30 @@ def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
 
 
 def _fetching_logs(handle: Handle, ended: Callable[[], bool]) -> Callable[[], bool]:
-    """`ended`, which also fetches the logs: once a second, and after the job has ended."""
-    due = 0.0
+    """`ended`, which also fetches the logs, and does so once more after the job has ended.
+
+    It fetches once a second, or less often where that would take most of the time.
+    """
+    folder, due = Path(handle.folder), 0.0
+    remote_folder = remote.recorded_folder(folder)
+    if remote_folder is None:
+        raise BackendUnavailable(f"{folder} has no record of the run's folder on its host")
 
     def fetch_and_ask() -> bool:
         nonlocal due
-        over = ended()
-        if over or time.monotonic() >= due:
-            remote.fetch_logs(_remote_folder(handle), Path(handle.folder))
-            due = time.monotonic() + _POLL[0]
+        over, now = ended(), time.monotonic()
+        if over or now >= due:
+            remote.fetch_logs(remote_folder, folder)
+            due = max(now + _POLL[0], now + 5 * (time.monotonic() - now))
         return over
 
     return fetch_and_ask
 
 
-def _remote_folder(handle: Handle) -> RemoteFolder:
-    remote_folder = remote.recorded_folder(Path(handle.folder))
-    if remote_folder is None:
-        raise BackendUnavailable(f"{handle.folder} has no record of the run's folder on its host")
-    return remote_folder
-
-
 def cancel(handle: Handle) -> None:
     """Cancel the job if its name is the run's: Slurm may have given the id to another job.
 
-    A job that Slurm no longer knows is no error. Raises NotPermitted or TryAgain.
+    A job that Slurm has no record of is ignored. Raises NotPermitted or TryAgain.
     """
     if "_" in handle.id:
         cancel_all([handle])
@@ -149,24 +141,27 @@ def cancel_all(handles: Sequence[Handle]) -> None:
             cancel(handle)
     for array, group in tasks.items():
         row_by_job = {row.id: row for row in _squeue((), _host(group[0]))}
-        current = [one for one in group if one.id in row_by_job]
-        ids = [one.id.partition("_")[2] for one in current if _is_of(one.run, row_by_job[one.id])]
-        if ids:
-            _scancel([f"{array}_[{','.join(ids)}]"], group[0])
+        numbers = [
+            task.id.partition("_")[2]
+            for task in group
+            if task.id in row_by_job and _is_of(task.run, row_by_job[task.id])
+        ]
+        if numbers:
+            _scancel([f"{array}_[{','.join(numbers)}]"], group[0])
 
 
 def _scancel(words: Sequence[str], handle: Handle) -> None:
-    result = client.run(["scancel", *words], _host(handle))
-    if result.code == 0 or complaints.names_unknown_job(result.err):
+    result = commands.run(["scancel", *words], _host(handle))
+    if result.code == 0 or commands.names_unknown_job(result.err):
         return
-    complaint = complaints.in_one_line(result.err)
+    complaint = commands.in_one_line(result.err)
     if "denied" in result.err or "not permitted" in result.err:
         raise NotPermitted(f"permission denied by Slurm to cancel {handle}: {complaint}")
     raise TryAgain(f"scancel: {complaint}", hint="try again")
 
 
 def _rows(handle_by_job: Mapping[str, Handle], host: str | None) -> dict[str, Row]:
-    """What Slurm knows of the jobs, by id. Each source is asked for what the previous lacks."""
+    """Slurm's rows of the jobs, by id. Each source is queried for jobs missing in the previous."""
     row_by_job: dict[str, Row] = {}
     arrays_by_id: dict[str, Row] = {}
     for query in (_squeue, _scontrol, _sacct):
@@ -177,14 +172,12 @@ def _rows(handle_by_job: Mapping[str, Handle], host: str | None) -> dict[str, Ro
             arrays_by_id |= {row.id.partition("_")[0]: row for row in rows if "_" in row.id}
     for job, handle in handle_by_job.items():
         array = arrays_by_id.get(job.partition("_")[0])
-        if job not in row_by_job and array is not None and _never_began(handle, array):
+        if job in row_by_job or array is None or "_" not in job:
+            continue
+        # Slurm drops a task that was cancelled while it waited, and keeps the others
+        if _is_of(handle.run, array) and not _has_begun(Path(handle.folder)):
             row_by_job[job] = Row(job, array.name, "CANCELLED")
     return row_by_job
-
-
-def _never_began(job: Handle, other: Row) -> bool:
-    """Whether a task was cancelled while it waited: Slurm then drops it, and keeps the others."""
-    return "_" in job.id and _is_of(job.run, other) and not _has_begun(Path(job.folder))
 
 
 def _is_of(run: str | None, row: Row) -> bool:
@@ -199,38 +192,38 @@ def _has_begun(folder: Path) -> bool:
 
 
 def _squeue(_: Sequence[str], host: str | None) -> Iterable[Row]:
-    return states.parse_squeue(client.output(states.squeue_argv(), host))
+    return states.parse_squeue(commands.output(states.squeue_argv(), host))
 
 
 def _scontrol(ids: Sequence[str], host: str | None) -> Iterable[Row]:
-    return states.parse_scontrol(client.output(states.scontrol_argv(ids), host))
+    return states.parse_scontrol(commands.output(states.scontrol_argv(ids), host))
 
 
 def _sacct(ids: Sequence[str], host: str | None) -> Iterable[Row]:
     with contextlib.suppress(BackendUnavailable):  # the site may have no accounting
-        return states.parse_sacct(client.output(states.sacct_argv(ids), host))
+        return states.parse_sacct(commands.output(states.sacct_argv(ids), host))
     return ()
 
 
 def _add_queue_positions(rows: dict[str, Row], host: str | None) -> dict[str, Row]:
     """The rows; those of pending jobs with their position in the queue."""
-    if not any(map(queue_position.has_position, rows.values())):
+    if not any(map(states.has_position, rows.values())):
         return rows
     period = int(time.monotonic() / _QUEUE_MAX_AGE)
     pending = _pending(period, host, os.environ.get("SLURM_CONF"))
     return {
-        job: row._replace(queue_position=queue_position.describe(row, pending))
-        if queue_position.has_position(row)
+        job: row._replace(queue_position=states.describe_position(row, pending))
+        if states.has_position(row)
         else row
         for job, row in rows.items()
     }
 
 
 @functools.lru_cache(1)
-def _pending(_period: int, host: str | None, _conf: str | None) -> Queue:
+def _pending(_period: int, host: str | None, _conf: str | None) -> states.Queue:
     """The pending jobs of all users; the arguments are the key of the cache."""
-    output = client.output(queue_position.pending_argv(), host)
-    return Queue(queue_position.parse_pending(output))
+    output = commands.output(states.pending_argv(), host)
+    return states.Queue(states.parse_pending(output))
 
 
 def _status(job: Handle, row: Row | None, problem: str | None) -> Status:
@@ -262,7 +255,7 @@ def _billed(job: Handle, status: Status, *, restarted: bool) -> float | None:
     if not restarted:
         return max(0.0, (status.finished - status.started).total_seconds())
     with contextlib.suppress(BackendUnavailable):  # the site may have no accounting
-        output = client.output(states.elapsed_argv(job.id), _host(job))
+        output = commands.output(states.elapsed_argv(job.id), _host(job))
         return states.parse_elapsed(output, job.id)
     return None
 
@@ -295,7 +288,8 @@ def _succeeded_before(folder: Path, end: exit_records.ExitRecord, status: Status
     """The status, which is a success if all ranks had exited with 0 before Slurm ended the job."""
     if exit_records.processes(folder):
         return status  # ranks of a node without a record
-    ends = (one.finished for one in exit_records.read(folder) if one.attempt == end.attempt)
+    records = exit_records.read(folder)
+    ends = (record.finished for record in records if record.attempt == end.attempt)
     if status.finished is not None and max(ends).replace(microsecond=0) > status.finished:
         return status  # a signal of Slurm's may have ended them
     reason = f"{end.reason}, and Slurm ended the job afterwards ({status.native})"
@@ -319,7 +313,7 @@ def _without_record(job: Handle, status: Status) -> Status:
 def _recorded_status(job: Handle, problem: str | None) -> Status:
     """The status of a job that Slurm has no record of, or that it cannot be asked about."""
     folder = Path(job.folder)
-    problem = problem or lookup.wrong_cluster(folder, _host(job))
+    problem = problem or commands.wrong_cluster(folder, _host(job))
     if problem is not None:
         return Status(State.UNKNOWN, "", problem)
     end = _last_exit_record(folder)
@@ -357,3 +351,92 @@ def _ended(handle: Handle) -> Callable[[], bool]:
         return final
 
     return ask
+
+
+# --- commands beside the ranks
+
+_DUMP_TIMEOUT = 120.0
+"""Seconds for all nodes."""
+
+
+def dump(handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
+    """Have each node write the stacks of its ranks, with one short step beside them.
+
+    Returns what srun complains of.
+    """
+    if arrays.tasks(handle) is not None:
+        raise UsageError(
+            f"{handle.run} is a job array, and `dump` cannot select one of its tasks yet",
+            hint=f"log in to the task's node and run `py-spy dump --pid PID` ({handle.id}_TASK)",
+        )
+    processes = exit_records.processes(Path(handle.folder))
+    node_command.require_some(processes, handle.run)
+    remote_folder = remote.recorded_folder(Path(handle.folder))
+    run_folder = remote_folder.folder if remote_folder else handle.folder
+    kept = f"{run_folder}/{stacks.FOLDER}/{folder.name}"
+    hosts = sorted({process.host for process in processes})
+    argv = [
+        *step_argv(step_id(handle), hosts),
+        *("--input=none", "--ntasks-per-node=1", "--kill-on-bad-exit=0"),
+        *node_command.argv(processes[0], "slurm", (run_folder, kept), native=native),
+    ]
+    if remote_folder is None:
+        code, _, err = shell.run([*commands.clean_environment(""), *argv], timeout=_DUMP_TIMEOUT)
+    else:
+        script = f"{shlex.join(argv)}; code=$?; cat {shlex.quote(kept)}/*.json; exit $code"
+        code, out, err = remote.run(remote_folder.host, script)
+        paths.make_folder(folder)
+        for number, line in enumerate(out.splitlines()):
+            paths.write(folder / f"node-{number}.json", line + b"\n")
+    return [f"srun: {commands.in_one_line(err)}"] if code else []
+
+
+def enter(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) -> Sequence[str]:
+    """The command line of this machine that runs a command beside a rank."""
+    if arrays.tasks(handle) is not None:
+        raise UsageError(
+            f"{handle.run} is a job array, and `exec` and `shell` cannot select one of its tasks "
+            "yet",
+            hint=f"srun --overlap --pty --jobid={handle.id}_TASK bash",
+        )
+    folder = Path(handle.folder)
+    process = node_command.process_of(exit_records.processes(folder), handle.run, rank)
+    remote_folder = remote.recorded_folder(folder)
+    if remote_folder is None:
+        node_command.require_program(folder, handle.run)
+    argv = [
+        *step_argv(step_id(handle), [process.host]),
+        *(["--pty"] if terminal else []),
+        *node_command.enter(
+            process, "slurm", remote_folder.folder if remote_folder else str(folder), command
+        ),
+    ]
+    if remote_folder is None:
+        return [*commands.clean_environment(""), *argv]
+    program = shlex.quote(f"{remote_folder.folder}/source/{node_command.ENTER}")
+    missing = shlex.quote("deploykit: the bundle of this run cannot be entered")
+    script = f"[ -e {program} ] || {{ echo {missing} >&2; exit 69; }}; exec {shlex.join(argv)}"
+    return remote.attached(remote_folder.host, script, terminal=terminal)
+
+
+def step_argv(job: str, hosts: Sequence[str]) -> list[str]:
+    """The beginning of a step with one task on each host, beside the steps that run there.
+
+    https://slurm.schedmd.com/srun.html#OPT_overlap
+    """
+    count = len(hosts)
+    return [
+        *("srun", f"--jobid={job}", "--overlap", "--quiet"),
+        *(f"--nodes={count}", f"--ntasks={count}", f"--nodelist={','.join(hosts)}"),
+    ]
+
+
+def step_id(handle: Handle) -> str:
+    """The id of a run's job for srun, which does not accept tasks such as ``38_5``.
+
+    Raises BackendUnavailable.
+    """
+    if "_" not in handle.id:
+        return handle.id
+    argv = ["squeue", "--noheader", f"--jobs={handle.id}", "--format=%A"]
+    return commands.output(argv).strip() or handle.id

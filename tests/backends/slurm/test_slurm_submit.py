@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from deploykit.backends import slurm
-from deploykit.backends.slurm import Options, client, lookup
+from deploykit.backends.slurm import Options, arrays, commands, sbatch
 from deploykit.job.model import State
 from deploykit.lib.errors import BackendUnavailable, SubmitRefused, TryAgain
 from tests.backends.slurm.slurm_helpers import folder_of
@@ -29,12 +29,12 @@ TIMEOUT = "sbatch: error: Batch job submission failed: Socket timed out on send/
 
 
 @pytest.fixture
-def commands(tmp_path, monkeypatch):
+def fake_slurm(tmp_path, monkeypatch):
     """A function that installs stand-ins: what sbatch complains of, and what squeue prints."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    monkeypatch.setattr(client, "time", SimpleNamespace(sleep=lambda _: None))
+    monkeypatch.setattr(sbatch, "time", SimpleNamespace(sleep=lambda _: None))
 
     def install(err="", squeue=""):
         (tmp_path / "sbatch.py").write_text(SBATCH.format(record=f"{tmp_path}/record", err=err))
@@ -53,9 +53,9 @@ def commands(tmp_path, monkeypatch):
 
 
 def test_sbatch_gets_the_planned_script_in_a_clean_environment(
-    commands, make_plan, send, tmp_path, monkeypatch
+    fake_slurm, make_plan, send, tmp_path, monkeypatch
 ):
-    record = commands()
+    record = fake_slurm()
     for name in ("SLURM_JOB_ID", "RANK", "SBATCH_TIMELIMIT"):
         monkeypatch.setenv(name, "5")
     monkeypatch.setenv("SBATCH_ACCOUNT", "lab")
@@ -70,44 +70,44 @@ def test_sbatch_gets_the_planned_script_in_a_clean_environment(
 
 
 def test_a_submit_records_the_job_the_cluster_and_the_size_of_the_array(
-    commands, make_plan, send, tmp_path
+    fake_slurm, make_plan, send, tmp_path
 ):
-    commands()
+    fake_slurm()
     handle = send(make_plan("", options=Options(array=3)))
     folder = folder_of("one-1", tmp_path)
-    assert client.job_id(folder) == "4242"
-    assert client.tasks(handle) == 3
+    assert arrays.job_id(folder) == "4242"
+    assert arrays.tasks(handle) == 3
     assert (folder / "cluster").read_text() == "box\n"
 
 
-def test_a_refused_job(commands, make_plan, send, capfd):
-    commands(err="sbatch: error: invalid partition specified: nope\n")
+def test_a_refused_job(fake_slurm, make_plan, send, capfd):
+    fake_slurm(err="sbatch: error: invalid partition specified: nope\n")
     with pytest.raises(SubmitRefused, match=r"^Slurm refused the job: invalid partition") as caught:
         send(make_plan(""))
     assert "slurm.partition" in caught.value.hint
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_job_that_was_queued_although_sbatch_timed_out(commands, make_plan, send, tmp_path):
+def test_a_job_that_was_queued_although_sbatch_timed_out(fake_slurm, make_plan, send, tmp_path):
     row = f"77|PENDING|N/A|N/A|1|main|9|None|one-1|{folder_of('one-1', tmp_path)}/source"
-    commands(err=TIMEOUT, squeue=f"echo {shlex.quote(row)}")
+    fake_slurm(err=TIMEOUT, squeue=f"echo {shlex.quote(row)}")
     assert send(make_plan("")).id == "77"
 
 
-def test_a_job_that_was_not_queued_when_sbatch_timed_out(commands, make_plan, send):
-    commands(err=TIMEOUT)
+def test_a_job_that_was_not_queued_when_sbatch_timed_out(fake_slurm, make_plan, send):
+    fake_slurm(err=TIMEOUT)
     with pytest.raises(TryAgain, match="Socket timed out"):
         send(make_plan(""))
 
 
-def test_a_controller_that_stays_silent_leaves_it_open(commands, make_plan, send):
-    commands(err=TIMEOUT, squeue="exit 1")
+def test_a_controller_that_stays_silent_leaves_it_open(fake_slurm, make_plan, send):
+    fake_slurm(err=TIMEOUT, squeue="exit 1")
     with pytest.raises(TryAgain, match="may or may not be queued") as caught:
         send(make_plan(""))
     assert "deploykit submit --run one-1" in caught.value.hint
 
 
-def test_find_prefers_the_job_that_claimed_the_run(commands, tmp_path):
+def test_find_prefers_the_job_that_claimed_the_run(fake_slurm, tmp_path):
     rows = [
         f"{number}|RUNNING|N/A|N/A|1|main|9|None|{name}|{folder}/source"
         for number, name, folder in [
@@ -117,21 +117,21 @@ def test_find_prefers_the_job_that_claimed_the_run(commands, tmp_path):
             (101, "run-a", tmp_path),
         ]
     ]
-    commands(squeue=f"printf '%s\\n' {shlex.join(rows)}")
-    assert lookup.find("run-a", tmp_path, "localhost").id == "12"
+    fake_slurm(squeue=f"printf '%s\\n' {shlex.join(rows)}")
+    assert sbatch.find("run-a", tmp_path, "localhost").id == "12"
     (tmp_path / "claim").symlink_to("101")
-    assert lookup.find("run-a", tmp_path, "localhost").id == "101"
-    assert lookup.find("run-x", tmp_path / "other", "localhost") is None
+    assert sbatch.find("run-a", tmp_path, "localhost").id == "101"
+    assert sbatch.find("run-x", tmp_path / "other", "localhost") is None
 
 
-def test_find_does_not_guess(commands, tmp_path):
+def test_find_does_not_guess(fake_slurm, tmp_path):
     """The run's cluster is another one, or Slurm does not answer."""
-    commands(squeue="exit 1")
+    fake_slurm(squeue="exit 1")
     with pytest.raises(BackendUnavailable, match="squeue: no reason given"):
-        lookup.find("run-a", tmp_path, "localhost")
+        sbatch.find("run-a", tmp_path, "localhost")
     (tmp_path / "cluster").write_text("prod\n")
     with pytest.raises(BackendUnavailable, match="'prod', and this is 'box'"):
-        lookup.find("run-a", tmp_path, "localhost")
+        sbatch.find("run-a", tmp_path, "localhost")
 
 
 def test_without_slurm(make_plan, send, monkeypatch, tmp_path):
@@ -141,15 +141,15 @@ def test_without_slurm(make_plan, send, monkeypatch, tmp_path):
         send(plan)
 
 
-def test_a_second_import_does_not_replace_the_functions_of_the_backend(commands, make_plan, send):
+def test_a_second_import_does_not_replace_the_functions_of_the_backend(fake_slurm, make_plan, send):
     """A submodule with the name of a function would do so."""
-    commands()
+    fake_slurm()
     send(make_plan(""))
     assert all(callable(getattr(slurm, name)) for name in ("check", "plan", "submit", "status"))
 
 
 def test_queries_have_no_filters_of_the_user():
-    environment = client.query_environment(
+    environment = commands.query_environment(
         {"SQUEUE_STATES": "PD", "SACCT_FORMAT": "x", "SLURM_CONF": "/x"}
     )
     assert environment == {"SLURM_CONF": "/x", "TZ": "UTC", "SLURM_BITSTR_LEN": "0"}
@@ -162,7 +162,7 @@ def test_variables_of_launchers_and_other_jobs_are_unset():
         **dict.fromkeys(("SBATCH_PARTITION", "SBATCH_ARRAY_INX", "TORCHELASTIC_RUN_ID")),
         "DEPLOYKIT_NODE_RANK": "",
     }
-    assert client.unwanted(environ, "#SBATCH --partition=gpu\n") == [
+    assert commands.unwanted(environ, "#SBATCH --partition=gpu\n") == [
         *("DEPLOYKIT_NODE_RANK", "RANK", "SBATCH_ARRAY_INX", "SBATCH_PARTITION", "SLURMD_NODENAME"),
         *("SLURM_JOB_ID", "SRUN_CPUS_PER_TASK", "TORCHELASTIC_RUN_ID"),
     ]
@@ -171,8 +171,10 @@ def test_variables_of_launchers_and_other_jobs_are_unset():
 @pytest.mark.parametrize(
     ("reason", "warns"), [("PartitionNodeLimit", True), ("Priority", False), ("Licenses", False)]
 )
-def test_a_job_that_can_never_start_is_warned_of(commands, make_plan, send, caplog, reason, warns):
-    commands(squeue=f"echo '{reason}'")
+def test_a_job_that_can_never_start_is_warned_of(
+    fake_slurm, make_plan, send, caplog, reason, warns
+):
+    fake_slurm(squeue=f"echo '{reason}'")
     handle = send(make_plan("pass"))
     assert handle.id == "4242"
     assert (handle.status is not None and handle.status.state is State.BLOCKED) == warns
@@ -184,10 +186,67 @@ def test_a_job_that_can_never_start_is_warned_of(commands, make_plan, send, capl
     assert texts == ([expected] if warns else [])
 
 
-def test_a_job_that_slurm_refused_is_not_the_run_although_slurm_lists_it(commands, tmp_path):
+def test_a_job_that_slurm_refused_is_not_the_run_although_slurm_lists_it(fake_slurm, tmp_path):
     """The controller keeps such a job as one that failed."""
     line = "7|FAILED|N/A|N/A|1|main|9|{}|one-1|{}/source"
-    commands(squeue=f"echo '{line.format('BadConstraints', tmp_path)}'")
-    assert lookup.find("one-1", tmp_path, "localhost") is None
-    commands(squeue=f"echo '{line.format('NonZeroExitCode', tmp_path)}'")
-    assert lookup.find("one-1", tmp_path, "localhost").id == "7"
+    fake_slurm(squeue=f"echo '{line.format('BadConstraints', tmp_path)}'")
+    assert sbatch.find("one-1", tmp_path, "localhost") is None
+    fake_slurm(squeue=f"echo '{line.format('NonZeroExitCode', tmp_path)}'")
+    assert sbatch.find("one-1", tmp_path, "localhost").id == "7"
+
+
+FAILED = "sbatch: error: Batch job submission failed: "
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint", "hint"),
+    [
+        (
+            f"sbatch: error: invalid partition specified: x\n{FAILED}Invalid partition name",
+            "invalid partition specified: x; Batch job submission failed: Invalid partition name",
+            "slurm.partition",
+        ),
+        (
+            f"{FAILED}Invalid account or account/partition combination specified",
+            "Invalid account",
+            "slurm.account",
+        ),
+        (
+            f"{FAILED}Requested node configuration is not available",
+            "not available",
+            "request less per node",
+        ),
+        (
+            f"{FAILED}Requested time limit is invalid (missing or exceeds some limit)",
+            "time limit is invalid",
+            "resources.time_limit",
+        ),
+        ("sbatch: error: Memory specification can not be satisfied", "Memory", "resources.memory"),
+        (f"{FAILED}Invalid qos specification", "qos", "slurm.qos"),
+        (
+            "sbatch: unrecognized option '--nope'\nTry \"sbatch --help\" for more information",
+            "unrecognized option '--nope'",
+            "slurm.extra",
+        ),
+        ("sbatch: error: Invalid --mail-type specification", "--mail-type", "slurm.mail_type"),
+    ],
+)
+def test_a_refusal_names_the_key_to_change(text, complaint, hint):
+    """Recorded from Slurm 22.05."""
+    error = commands.error_for(text)
+    assert isinstance(error, SubmitRefused)
+    assert complaint in str(error)
+    assert hint in error.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "is_uncertain"),
+    [
+        ("Unable to contact slurm controller (connect failure)", BackendUnavailable, False),
+        ("Socket timed out on send/recv operation", TryAgain, True),
+        ("Slurm temporarily unable to accept job, sleeping and retrying", TryAgain, False),
+    ],
+)
+def test_temporary_failures(text, kind, is_uncertain):
+    assert type(commands.error_for(FAILED + text)) is kind
+    assert commands.is_uncertain(FAILED + text) is is_uncertain

@@ -1,0 +1,311 @@
+"""The problems of a `slurm` section that are found without the cluster."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from pathlib import Path
+
+from deploykit.backends import base as backend
+from deploykit.backends.slurm import arrays, site
+from deploykit.backends.slurm.options import Options
+from deploykit.job import environments
+from deploykit.job.model import JobSpec, Problem
+from deploykit.lib import paths, shell
+from deploykit.lib.errors import NotFound
+from deploykit.lib.paths import is_address
+
+_NOT_SUPPORTED = "not supported"
+
+_RESERVED = {
+    **dict.fromkeys(("job-name", "chdir", "output", "error", "open-mode"), _NOT_SUPPORTED),
+    **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node"), "`resources.nodes`"),
+    "cpus-per-task": "`resources.cpus_per_node`",
+    "mem": "`resources.memory`",
+    **dict.fromkeys(("gpus", "gpus-per-node"), "`resources.gpus_per_node`"),
+    "time": "`resources.time_limit`",
+    "signal": "`slurm.signal_seconds`",
+    **dict.fromkeys(("requeue", "no-requeue"), "`slurm.restarts`"),
+    "array": "`slurm.array`",
+    "mail-type": "`slurm.mail_type`",
+    "mail-user": "`slurm.mail_user`",
+    "kill-on-invalid-dep": "`slurm.after`",
+    **dict.fromkeys(("clusters", "help", "parsable", "quiet", "test-only"), _NOT_SUPPORTED),
+    **dict.fromkeys(("usage", "version", "wait", "wrap"), _NOT_SUPPORTED),
+    **{
+        name: f"`slurm.{name}`"
+        for name in (
+            *("partition", "account", "qos", "constraint", "reservation"),
+            *("nodelist", "exclude", "exclusive", "licenses"),
+        )
+    },
+}
+"""Options of sbatch that `slurm.extra` may not set, and what sets them instead."""
+
+_REQUIRE_VALUE = (
+    *("acctg-freq", "batch", "bb", "bbf", "begin", "cluster-constraint", "comment", "container"),
+    *("container-id", "core-spec", "cores-per-socket", "cpu-freq", "cpus-per-gpu", "deadline"),
+    *("delay-boot", "dependency", "distribution", "export", "export-file", "extra"),
+    *("extra-node-info", "gid", "gpu-bind", "gpu-freq", "gpus-per-socket", "gpus-per-task"),
+    *("gres", "gres-flags", "hint", "input", "mcs-label", "mem-bind", "mem-per-cpu", "mem-per-gpu"),
+    *("mincpus", "network", "nodefile", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket"),
+    *("oom-kill-step", "power", "prefer", "priority", "profile", "segment", "sockets-per-node"),
+    *("switches", "thread-spec", "threads-per-core", "time-min", "tmp", "tres-bind"),
+    *("tres-per-task", "uid", "wait-all-nodes", "wckey"),
+)
+"""Options that require a value: without one, sbatch 22.05 reads the next line as the value.
+
+https://slurm.schedmd.com/sbatch.html
+"""
+
+_BASH_VARIABLES = frozenset(
+    {
+        *("BASHOPTS", "BASHPID", "BASH_ARGV0", "BASH_COMMAND", "BASH_SUBSHELL", "BASH_VERSINFO"),
+        *("DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "EUID", "FUNCNAME", "GROUPS"),
+        *("HISTCMD", "LINENO", "PPID", "RANDOM", "SECONDS", "SHELLOPTS"),
+        *("SHLVL", "SRANDOM", "UID", "_"),
+    }
+)
+"""Variables whose values bash sets itself, whatever a script exports."""
+
+
+_SHOW_STATE_FOLDER = "echo ~/.local/state/deploykit"
+_MIN_MEMORY = 1024**2
+_REPLACED = re.compile(r"[%\\]")
+"""Characters that Slurm replaces in a path."""
+
+
+def bills(options: Options) -> bool:
+    """Return whether the site charges for its resources."""
+    return options.price is not None
+
+
+def check(job: JobSpec, options: Options) -> Iterator[Problem]:
+    """Yield every problem that can be found without the cluster; reads a site profile if named."""
+    yield from _check_home(options)
+    yield from _check_locations(job, options)
+    yield from _check_python(job, options)
+    yield from backend.check_ranks(job)
+    yield from _check_values(options)
+    yield from _check_extra(job, options)
+    yield from _check_dependencies(options)
+    yield from _check_container(job, options)
+    yield from _check_array(job, options)
+    yield from _check_environment(job, options)
+    yield from _check_numbers(job, options)
+    for name in sorted(_BASH_VARIABLES.intersection(job.env)):
+        yield Problem(f"env.{name}", "bash sets this variable itself", "choose another name")
+    if options.site is not None:
+        try:
+            yield from site.problems(job, options, site.load(options.site))
+        except NotFound as error:
+            yield Problem("slurm.site", str(error), error.hint)
+
+
+def check_function(options: Options) -> Iterator[Problem]:
+    """Yield the settings with which no result of a function would come back."""
+    for name in ("host", "array"):
+        if getattr(options, name):
+            hint = "submit a script instead, as a job"
+            yield Problem(f"slurm.{name}", "is not supported for functions", hint)
+
+
+def _check_home(options: Options) -> Iterator[Problem]:
+    home, name = str(options.home), "slurm.folder" if options.host else "DEPLOYKIT_HOME"
+    if _has_control_character(home) or _REPLACED.search(home):
+        yield Problem(
+            "slurm.folder" if options.host else "",
+            f"deploykit's folder {home!r} contains a control character, % or \\, which Slurm does "
+            "not accept in a path",
+            f"set {name} to a folder with a plain name on a file system shared with the nodes",
+        )
+    if options.host is None:
+        if options.folder is not None:
+            hint = "set slurm.host, or use DEPLOYKIT_HOME"
+            yield Problem("slurm.folder", "requires slurm.host", hint)
+        return
+    if options.host.startswith("-"):
+        yield Problem("slurm.host", "starts with a hyphen, like an option of ssh")
+    if options.folder is None or not options.folder.startswith("/"):
+        yield Problem(
+            "slurm.folder",
+            f"an absolute path on {options.host} is required, for runs and bundles",
+            "for example the output of "
+            f"`{shell.command('ssh', '--', options.host, _SHOW_STATE_FOLDER)}`",
+        )
+
+
+def _check_locations(job: JobSpec, options: Options) -> Iterator[Problem]:
+    for path, location in backend.addresses(job).items():
+        yield Problem(
+            path,
+            f"a Slurm node cannot use {location} as a folder",
+            f"copy it to a shared folder, and set that folder with --set {path}=FOLDER",
+        )
+    if options.host is None:
+        for missing in backend.missing_data(job):
+            yield Problem(*missing, severity="warning")
+        return
+    for path, location in backend.locations(job).items():
+        if Path(location).is_relative_to(job.source):
+            message = f"{location} is in the source folder of this machine"
+            yield Problem(path, message, f"the path on {options.host}", severity="warning")
+
+
+def _check_python(job: JobSpec, options: Options) -> Iterator[Problem]:
+    """The Python of the job: on this machine, if it is the one that the nodes would use too."""
+    same_files = options.host is None and options.container is None
+    if options.python is not None and not options.python.startswith(("/", "~", "-")):
+        if "/" in options.python:
+            message = f"{options.python} is relative, and the job starts in a copy of the source"
+            yield Problem("slurm.python", message, "an absolute path on the nodes")
+    elif same_files and options.python and not os.path.exists(paths.expanded(options.python)):  # noqa: PTH110 - too long
+        message = f"{options.python} was not found on this machine; the nodes must have it"
+        yield Problem("slurm.python", message, severity="warning")
+    python = None if options.python or options.setup or options.modules else sys.executable
+    if job.environment is not None:
+        python = environments.python(job.environment)
+    yield from backend.check_program(job, Path(python) if same_files and python else None)
+
+
+def _check_values(options: Options) -> Iterator[Problem]:
+    """Values that are empty, or that would break out of their #SBATCH line."""
+    for path, value in _texts(options):
+        if _has_control_character(value):
+            yield Problem(
+                path,
+                f"{value!r} contains a line break or another control character, and would break "
+                "out of its #SBATCH line",
+                "remove it",
+            )
+        elif not value.strip(" ,") and not path.startswith("slurm.extra."):
+            yield Problem(path, "is empty", "omit the key to use the site's default")
+    for number, line in enumerate(options.setup):
+        if "\r" in line:
+            path = f"slurm.setup[{number}]"
+            yield Problem(path, "contains a carriage return", "use Unix line endings")
+    if (options.python or "").startswith("-"):
+        yield Problem("slurm.python", "starts with a hyphen, like an option of srun")
+
+
+def _texts(options: Options) -> Iterator[tuple[str, str]]:
+    """The text values of the section, each with its path."""
+    for item in fields(options):
+        value = getattr(options, item.name)
+        if isinstance(value, str):
+            yield f"slurm.{item.name}", value
+    yield from ((f"slurm.extra.{name}", value) for name, value in options.extra.items())
+    yield from ((f"slurm.modules[{n}]", value) for n, value in enumerate(options.modules))
+    if options.container is not None:
+        yield "slurm.container.image", options.container.image
+        mounts = enumerate(options.container.mounts)
+        yield from ((f"slurm.container.mounts[{n}]", value) for n, value in mounts)
+
+
+def _check_extra(job: JobSpec, options: Options) -> Iterator[Problem]:
+    reserved = dict(_RESERVED)
+    if options.gres_style == "gres" and job.resources.gpus_per_node:
+        reserved["gres"] = "`resources.gpus_per_node`"
+    if options.after:
+        reserved["dependency"] = "`slurm.after`"
+    for name, value in options.extra.items():
+        path = f"slurm.extra.{name}"
+        if not value and (option := _option(name, _REQUIRE_VALUE)):
+            message = f"sbatch's --{option} requires a value"
+            yield Problem(path, message, "add a value, or remove the option")
+        option = name if name in reserved else _option(name, reserved)
+        if option is not None:
+            instead = reserved[option]
+            message = f"sbatch's --{option} cannot be set in slurm.extra"
+            hint = "remove it" if instead == _NOT_SUPPORTED else f"use {instead}"
+            yield Problem(path, message, hint)
+
+
+def _option(prefix: str, options: Iterable[str]) -> str | None:
+    """The first option that starts with `prefix`, as sbatch accepts abbreviations."""
+    return next((option for option in options if option.startswith(prefix)), None)
+
+
+def _check_dependencies(options: Options) -> Iterator[Problem]:
+    for run in options.after:
+        if arrays.job_id(paths.run_folder(run)) is None:
+            yield Problem(
+                f"slurm.after.{run}",
+                "no run with this id was submitted to Slurm from this machine",
+                "`deploykit list` shows the runs",
+            )
+
+
+def _check_array(job: JobSpec, options: Options) -> Iterator[Problem]:
+    if options.array is None:
+        if options.at_once is not None:
+            yield Problem("slurm.at_once", "requires slurm.array", "set slurm.array")
+        return
+    if job.outputs:
+        yield Problem(
+            "outputs",
+            "the tasks of an array share the working folder, and each would collect all files",
+            "write to DEPLOYKIT_OUTPUT_DIR, which is separate for each task",
+            severity="warning",
+        )
+    if job.resources.min_nodes is not None:
+        message = "the number of nodes cannot change in the tasks of an array"
+        yield Problem("resources.min_nodes", message, f"nodes: {job.resources.nodes}")
+
+
+def _check_container(job: JobSpec, options: Options) -> Iterator[Problem]:
+    """Both runtimes read a comma or a colon in a mount as the end of a path."""
+    if options.container is None:
+        return
+    if options.container.image.startswith("-"):
+        yield Problem("slurm.container.image", "starts with a hyphen, like an option")
+    for number, mount in enumerate(options.container.mounts):
+        if "," in mount or mount.count(":") > 1 or not mount.startswith("/"):
+            path, hint = f"slurm.container.mounts[{number}]", "/scratch, or /scratch:/data"
+            yield Problem(path, f"{mount!r} is not FOLDER or FOLDER:INSIDE", f"for example {hint}")
+    for path, location in {"": str(options.home), **backend.locations(job)}.items():
+        if re.search("[,:]", location) and not is_address(location):
+            message = f"{location} cannot be mounted in a container: it contains a comma or a colon"
+            yield Problem(path, message, "choose another folder")
+
+
+def _check_numbers(job: JobSpec, options: Options) -> Iterator[Problem]:
+    limit, notice = job.resources.time_limit, options.signal_seconds
+    if notice is not None and notice >= limit:
+        message = f"{notice} s is not less than the time limit of {limit} s"
+        hint = "lower it, or raise resources.time_limit"
+        yield Problem("slurm.signal_seconds", message, hint)
+    memory = job.resources.memory
+    if memory is not None and memory < _MIN_MEMORY:
+        yield Problem("resources.memory", "must be at least 1MiB on Slurm")
+
+
+def _has_control_character(text: str) -> bool:
+    return re.search(r"[\x00-\x1f\x7f-\x9f]", text) is not None
+
+
+def _check_environment(job: JobSpec, options: Options) -> Iterator[Problem]:
+    """Problems that can be found from here. An environment on another host cannot be examined."""
+    if job.environment is None:
+        return
+    yield from environments.conflict(job, "slurm.python", options.python)
+    kind, folder = job.environment.python or ("", "")
+    if kind and options.container is not None:
+        yield Problem(
+            f"environment.{kind}",
+            "is not available in slurm.container, whose image brings its own Python",
+            "remove one of the two, or set slurm.python to a Python inside the image",
+        )
+    elif options.host is None:
+        prepared = bool(job.environment.modules or options.modules or options.setup)
+        yield from environments.problems(job.environment, prepared=prepared)
+    elif folder.startswith("/") and Path(folder).is_relative_to(job.source):
+        # a relative folder became one of this machine
+        yield Problem(
+            f"environment.{kind}",
+            f"{folder} is on this machine, but the job runs on {options.host}",
+            f"give its absolute path on {options.host}, or one that begins with ~/",
+        )
