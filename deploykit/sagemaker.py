@@ -37,7 +37,8 @@ def estimator(
     Raises JobFileError with every problem of the job, and BackendUnavailable if the SDK is not
     installed.
     """
-    from deploykit.backends.sagemaker import sdk, submission
+    from deploykit.backends.sagemaker import estimator as sdk
+    from deploykit.backends.sagemaker import submission
 
     if not submission.sdk_available():
         raise BackendUnavailable(

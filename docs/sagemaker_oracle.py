@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from deploykit.backends.sagemaker import catalog, oracle
+from deploykit.backends.sagemaker import catalog
+from deploykit.backends.sagemaker import rules as oracle
 from deploykit.backends.sagemaker.options import Options
 from deploykit.job.decode import decode
 from deploykit.job.model import JobSpec, Problem

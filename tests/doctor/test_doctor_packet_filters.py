@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deploykit.backends.sagemaker import requirements
-from deploykit.backends.sagemaker.sections import InstanceGroup
+from deploykit.backends.sagemaker import doctor
+from deploykit.backends.sagemaker.options import InstanceGroup
 from deploykit.doctor.aws import inventory, packet_filters, policies
 from deploykit.doctor.aws.inventory import AclEntry, SecurityGroupRule
 from deploykit.doctor.aws.requirements import Flow
@@ -121,7 +121,7 @@ def test_the_service_of_an_endpoint(service, named):
 def test_a_job_of_several_groups_needs_the_type_that_trains():
     groups = (InstanceGroup("cpu", "ml.c5.xlarge", 1), InstanceGroup("gpu", "ml.p4d.24xlarge", 2))
     changes = {"instance_type": None, "instance_groups": groups, "distribution_group": "gpu"}
-    found = requirements.of_job(*vary(distribution="mpi", **changes), "us-east-1")
+    found = doctor.requirements_of(*vary(distribution="mpi", **changes), "us-east-1")
     assert (found.instance_type, found.nodes) == ("p4d.24xlarge", 2)
     assert found.quota == "ml.p4d.24xlarge for training job usage"
 
@@ -131,5 +131,5 @@ def test_a_job_of_several_groups_needs_the_type_that_trains():
     [("torch_distributed", 7777), ("smdistributed.modelparallel", 7777), ("mpi", 22)],
 )
 def test_the_port_by_which_the_ranks_are_started(distribution, port):
-    (flow,) = requirements.of_job(*vary(distribution=distribution), "us-east-1").peers
+    (flow,) = doctor.requirements_of(*vary(distribution=distribution), "us-east-1").peers
     assert flow.ports[0] == (port, port)

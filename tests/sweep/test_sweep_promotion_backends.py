@@ -9,7 +9,7 @@ from collections import defaultdict
 import boto3
 import pytest
 
-from deploykit.backends.sagemaker.monitor import LOG_GROUP
+from deploykit.backends.sagemaker.jobs import LOG_GROUP
 from deploykit.lib import paths
 from tests.aws_server import SECTION, as_json
 from tests.sweep.halving import LENGTHS, STEPS, counts

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploykit.backends import base as backend
-from deploykit.backends.sagemaker.job_cost import alternatives
-from deploykit.backends.sagemaker.job_cost import estimate as cost
-from deploykit.backends.sagemaker.monitor import cancel, find, logs, metrics, status
+from deploykit.backends.sagemaker.jobs import cancel, find, logs, metrics, status
+from deploykit.backends.sagemaker.offers import alternatives
+from deploykit.backends.sagemaker.offers import estimate as cost
 from deploykit.backends.sagemaker.options import Options, bills, environment_region
-from deploykit.backends.sagemaker.oracle import check
+from deploykit.backends.sagemaker.rules import check
 from deploykit.backends.sagemaker.submission import plan, submit
 from deploykit.job.model import Handle, JobSpec, Plan
 from deploykit.lib.errors import DeploykitError, NotFound, UsageError
@@ -71,16 +71,16 @@ def remains(handle: Handle, output: str) -> Iterator[tuple[str, str]]:
 
 def dump_by_hand(handle: Handle) -> tuple[str, str]:
     """Why no stacks can be taken from here; see `deploykit.backends.capabilities.DumpByHand`."""
-    from deploykit.backends.sagemaker import remote_debug
+    from deploykit.backends.sagemaker import jobs
 
-    return remote_debug.dump_by_hand(handle)
+    return jobs.dump_by_hand(handle)
 
 
 def enter(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) -> Sequence[str]:
     """A shell in the container of a rank's node; see `deploykit.backends.capabilities.Shell`."""
-    from deploykit.backends.sagemaker import remote_debug
+    from deploykit.backends.sagemaker import jobs
 
-    return remote_debug.enter(handle, rank, command, terminal=terminal)
+    return jobs.enter(handle, rank, command, terminal=terminal)
 
 
 def examine(
@@ -94,18 +94,18 @@ def examine(
 
 def when(plan: Plan) -> Iterator[Start]:
     """What the quotas allow, what spot instances cost, and which training plans are on offer."""
-    from deploykit.backends.sagemaker import plan_offers, quota
+    from deploykit.backends.sagemaker import offers
 
-    yield from quota.starts(plan)
-    yield from plan_offers.starts(plan)
+    yield from offers.quota_starts(plan)
+    yield from offers.plan_starts(plan)
 
 
 def refresh_prices(job: JobSpec, options: Options) -> str:  # noqa: ARG001 - the contract
     """Ask AWS's price list for the prices of the region; see `capabilities.Prices`."""
-    from deploykit.backends.sagemaker import price_list
+    from deploykit.backends.sagemaker import offers
     from deploykit.backends.sagemaker.options import region
 
-    return price_list.refresh(region(options))
+    return offers.refresh(region(options))
 
 
 __all__ = [

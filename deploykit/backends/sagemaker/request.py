@@ -19,12 +19,12 @@ from deploykit.backends import base as backend
 from deploykit.backends.sagemaker import catalog
 from deploykit.backends.sagemaker.options import (
     METRICS,
+    Channel,
     Options,
     channel_location,
     channel_names,
 )
 from deploykit.backends.sagemaker.options import region as region_of
-from deploykit.backends.sagemaker.sections import Channel
 from deploykit.job import checks
 from deploykit.job.model import JobSpec
 
@@ -111,10 +111,10 @@ def environment(job: JobSpec, options: Options, run: str, bundle: str) -> dict[s
     )
     variables["DEPLOYKIT_BUNDLE"] = bundle
     if job.stop_at_cap:
-        from deploykit.backends.sagemaker import job_cost  # few jobs are stopped at a cap
+        from deploykit.backends.sagemaker import offers  # few jobs are stopped at a cap
         from deploykit.cost import cap
 
-        variables |= cap.variables(job, job_cost.estimate(job, options))
+        variables |= cap.variables(job, offers.estimate(job, options))
     restored = {
         name: value
         for name, value in job.env.items()

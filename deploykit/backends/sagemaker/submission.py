@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from deploykit.backends.sagemaker import aws, monitor, request
+from deploykit.backends.sagemaker import aws, jobs, request
 from deploykit.backends.sagemaker.options import Options, launched, region
 from deploykit.bundle import archive as bundles
 from deploykit.job.model import Bundle, Handle, JobSpec, Plan, Problem
@@ -36,10 +36,10 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import deploykit
 del sys.path[0]
-from deploykit.backends.sagemaker import sdk
-sdk.main(*sys.argv[2:])
+from deploykit.backends.sagemaker import estimator
+estimator.main(*sys.argv[2:])
 """
-"""Runs `sdk.py` of this deploykit, wherever it lies; nothing else is imported from there."""
+"""Runs `estimator.py` of this deploykit, wherever it lies; nothing else is imported from there."""
 _IMPORT_TIMEOUT = 300
 """Seconds. Importing the SDK takes tens of seconds from a slow disk without a file cache."""
 _LONGEST_VALUE = 200
@@ -120,7 +120,7 @@ def _name_payer(plan: Plan, created: Mapping[str, str]) -> None:
 def _require_submitted(plan: Plan, error: Exception) -> None:
     """Raise unless a repeated or interrupted request has created the job of this plan."""
     try:
-        differing = monitor.differing_fields(plan.run, plan.target, json.loads(plan.text))
+        differing = jobs.differing_fields(plan.run, plan.target, json.loads(plan.text))
     except DeploykitError as second:
         raise _uncertain(plan, error, "did not say whether the job exists") from second
     if differing is None:

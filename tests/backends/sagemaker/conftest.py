@@ -8,7 +8,7 @@ import boto3
 import pytest
 
 from deploykit.backends import sagemaker
-from deploykit.backends.sagemaker import monitor
+from deploykit.backends.sagemaker import jobs
 from deploykit.bundle import archive as bundles
 from tests.backends.sagemaker.sagemaker_jobs import vary
 
@@ -48,15 +48,15 @@ def planned(bundle):
 def streams(aws):
     """Write events, (milliseconds, text), to a log stream; returns the time that they start at."""
     logs = boto3.client("logs", "us-east-1")
-    logs.create_log_group(logGroupName=monitor.LOG_GROUP)
+    logs.create_log_group(logGroupName=jobs.LOG_GROUP)
     now = int(datetime.now(UTC).timestamp() * 1000) - 60_000
 
     def write(stream, events):
-        logs.create_log_stream(logGroupName=monitor.LOG_GROUP, logStreamName=stream)
+        logs.create_log_stream(logGroupName=jobs.LOG_GROUP, logStreamName=stream)
         entries = [{"timestamp": now + offset, "message": text} for offset, text in events]
         for at in range(0, len(entries), 1000):
             logs.put_log_events(
-                logGroupName=monitor.LOG_GROUP,
+                logGroupName=jobs.LOG_GROUP,
                 logStreamName=stream,
                 logEvents=entries[at : at + 1000],
             )

@@ -9,11 +9,11 @@ import json
 import sys
 from pathlib import Path
 
-from deploykit.backends.sagemaker import sdk
+from deploykit.backends.sagemaker import estimator
 
 
 def main(questions, answers):
-    sdk.disable_network()
+    estimator.disable_network()
     _share_clients()
     _share_descriptions()
     asked = json.loads(Path(questions).read_text())
@@ -57,8 +57,8 @@ def _share_descriptions():
 
 def _request(arguments):
     try:
-        return sdk.intercepted_request(arguments)
-    except sdk.REFUSALS as error:
+        return estimator.intercepted_request(arguments)
+    except estimator.REFUSALS as error:
         return {"refused": str(error)}
 
 

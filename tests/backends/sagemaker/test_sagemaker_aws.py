@@ -9,7 +9,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from deploykit.backends.sagemaker.aws import message
-from deploykit.backends.sagemaker.oracle import violations
+from deploykit.backends.sagemaker.rules import violations
 
 
 @pytest.fixture

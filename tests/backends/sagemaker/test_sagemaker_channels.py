@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deploykit.backends.sagemaker import request
-from deploykit.backends.sagemaker.sections import Channel
+from deploykit.backends.sagemaker.options import Channel
 from tests.backends.sagemaker.sagemaker_jobs import vary
 
 

@@ -11,7 +11,7 @@ from botocore.stub import Stubber
 
 from deploykit.backends import sagemaker
 from deploykit.backends.sagemaker import aws as clients
-from deploykit.backends.sagemaker import monitor
+from deploykit.backends.sagemaker import jobs
 from deploykit.job.model import Handle, State
 from deploykit.lib.errors import NotFound, NotPermitted
 from tests.aws_server import as_json
@@ -200,18 +200,18 @@ def test_logs_of_two_nodes_are_ordered_by_time(streams):
 
 def test_followed_logs_end_with_the_job(aws, planned, tmp_path, streams, monkeypatch):
     """moto ends jobs at once, so the first two polls fake a running job. The last line is late."""
-    monkeypatch.setattr(monitor, "_POLL_INTERVAL", 0.05)
+    monkeypatch.setattr(jobs, "_POLL_INTERVAL", 0.05)
     handle = sagemaker.submit(planned(sender="boto3"), tmp_path)
-    real_status, polls = monitor.status, []
+    real_status, polls = jobs.status, []
 
     def ended_at_the_third_poll(handles):
         polls.append(handles)
         number = len(polls)
         if number <= 4:
             streams(f"digits-1/algo-1-{number}", [(number, f"line {number}")])
-        return {handles[0]: monitor.Status(State.RUNNING)} if number < 3 else real_status(handles)
+        return {handles[0]: jobs.Status(State.RUNNING)} if number < 3 else real_status(handles)
 
-    monkeypatch.setattr(monitor, "status", ended_at_the_third_poll)
+    monkeypatch.setattr(jobs, "status", ended_at_the_third_poll)
     texts = [line.text for line in sagemaker.logs(handle, follow=True)]
     assert texts == ["line 1", "line 2", "line 3", "line 4"]
     assert len(polls) == 5
@@ -241,7 +241,7 @@ def test_following_resumes_after_an_expired_login(
     aws, planned, tmp_path, streams, monkeypatch, caplog, action, numbers
 ):
     """Even if it expires between two of four nodes: no line is lost or repeated."""
-    monkeypatch.setattr(monitor, "_POLL_INTERVAL", 0.05)
+    monkeypatch.setattr(jobs, "_POLL_INTERVAL", 0.05)
     handle = sagemaker.submit(planned(sender="boto3"), tmp_path)
 
     def write(*hosts):

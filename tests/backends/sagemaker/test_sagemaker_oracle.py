@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from deploykit.backends import sagemaker
-from deploykit.backends.sagemaker import oracle, sdk
-from deploykit.backends.sagemaker.oracle import Verdict
+from deploykit.backends.sagemaker import estimator
+from deploykit.backends.sagemaker import rules as oracle
+from deploykit.backends.sagemaker.rules import Verdict
 from tests.backends.sagemaker.sdk_requests import sdk_requests
 
 pytestmark = pytest.mark.slow
@@ -125,7 +126,7 @@ def test_a_rule_with_conditions_has_at_least_one():
     assert () not in [rule.when and tuple(rule.when) for rule in RULES.values()]
 
 
-SHIPPED = sorted(Path(oracle.__file__).parent.glob("*.toml"))
+SHIPPED = sorted(Path(oracle.__file__).with_name("rules").glob("*.toml"))
 TYPOS = {
     "key": ("quiet = true", "quite = true", TypeError),
     "key of the file": ("[[rule]]", "[[rules]]", TypeError),
@@ -160,7 +161,7 @@ def estimator_arguments(*changes, replaced=None):
     job, options, problems = docs.job(*changes)
     if problems:
         job, options, problems = docs.job()
-    arguments = sdk.estimator_arguments(job, options, run="digits-1", bundle=HASH)
+    arguments = estimator.estimator_arguments(job, options, run="digits-1", bundle=HASH)
     arguments["estimator"] |= replaced or {}
     return arguments
 

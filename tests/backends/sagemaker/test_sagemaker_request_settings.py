@@ -10,8 +10,7 @@ import json
 import pytest
 
 from deploykit.backends.sagemaker import request as rendering
-from deploykit.backends.sagemaker.options import METRICS
-from deploykit.backends.sagemaker.sections import InstanceGroup, ModelParallel
+from deploykit.backends.sagemaker.options import METRICS, InstanceGroup, ModelParallel
 from tests.backends.sagemaker.sagemaker_jobs import vary
 
 HASH = "0123456789abcdef" * 4

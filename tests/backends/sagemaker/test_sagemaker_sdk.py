@@ -11,12 +11,12 @@ import pytest
 from deploykit.backends import sagemaker
 from deploykit.backends.sagemaker import (
     catalog,
-    oracle,
+    estimator,
     request,
-    sdk,
     submission,
 )
-from deploykit.backends.sagemaker.sections import Channel, InstanceGroup, ModelParallel
+from deploykit.backends.sagemaker import rules as oracle
+from deploykit.backends.sagemaker.options import Channel, InstanceGroup, ModelParallel
 from deploykit.job.model import JobSpec
 from tests.backends.sagemaker.sagemaker_jobs import vary
 from tests.backends.sagemaker.sdk_requests import sdk_requests
@@ -187,7 +187,7 @@ def every_image():
 @pytest.fixture(scope="module")
 def answers(jobs, every_image, tmp_path_factory):
     arguments = [
-        sdk.estimator_arguments(*pair, run=f"digits-{number}", bundle=HASH)
+        estimator.estimator_arguments(*pair, run=f"digits-{number}", bundle=HASH)
         for number, pair in enumerate(jobs)
     ]
     return sdk_requests(tmp_path_factory.mktemp("sdk"), arguments, every_image)
@@ -220,8 +220,8 @@ def test_requests_are_equal(jobs, answers, record_property):
 def test_the_child_gets_the_same_job_and_options(jobs):
     for job, options in jobs:
         plain = json.loads(json.dumps([asdict(job), asdict(options)]))
-        assert sdk.restored(JobSpec, plain[0]) == job
-        assert sdk.restored(sagemaker.Options, plain[1]) == options
+        assert estimator.restored(JobSpec, plain[0]) == job
+        assert estimator.restored(sagemaker.Options, plain[1]) == options
 
 
 def test_check_accepts_all_jobs(jobs):

@@ -11,15 +11,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from deploykit.backends import base as backend
 from deploykit.backends.sagemaker import aws
 from deploykit.backends.sagemaker.request import results
+from deploykit.job.decode import read_json
 from deploykit.job.model import NO_JOB, Handle, LogLine, State, Status
+from deploykit.lib import shell
 from deploykit.lib.errors import (
     BackendUnavailable,
     DeploykitError,
     NotFound,
     NotPermitted,
     TryAgain,
+    UsageError,
 )
 from deploykit.observe import log_merge
 from deploykit.observe.metrics import final_metrics
@@ -349,3 +353,71 @@ def _milliseconds(event: Any) -> int:
     """Time of an event, in milliseconds since the epoch; 0 if it is missing or out of range."""
     value = event.get("timestamp")
     return value if isinstance(value, int) and 0 <= value <= _LATEST_TIME else 0
+
+
+_CLOSED = "runs on SageMaker, which does not allow access to its containers"
+_NEXT_RUN = """\
+the next run can allow it: --set sagemaker.remote_debug=true
+--debug has PyTorch's flight recorder write what it has when a collective times out"""
+_INSIDE = """\
+inside, for each process of your script: pip install py-spy; py-spy dump --pid PID
+algo-2 and so on are the other nodes; the session needs the Session Manager plugin"""
+
+
+def dump_by_hand(handle: Handle) -> tuple[str, str]:
+    """Why `dump` cannot take the stacks of a job, and the commands that can."""
+    if not _is_allowed(handle):
+        return f"{handle.run} {_CLOSED}", _NEXT_RUN
+    enter = shell.command(*_session(handle, 1))
+    reason = f"{handle.run} runs on SageMaker, whose containers only an SSM session can enter"
+    return reason, f"{enter}\n{_INSIDE}"
+
+
+def enter(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) -> list[str]:
+    """The AWS CLI's command for a shell in the container of a rank's node.
+
+    Raises UsageError where the job allows none, and for a command: a session takes only what a
+    person types.
+    """
+    if not _is_allowed(handle):
+        raise UsageError(f"{handle.run} {_CLOSED}", hint=_NEXT_RUN.partition("\n")[0])
+    session = _session(handle, 1 + rank // _ranks_per_node(handle))
+    if command or not terminal:
+        raise UsageError(
+            f"{handle.run} runs on SageMaker, whose containers accept no commands, only "
+            "an interactive SSM session",
+            hint=shell.command(*session),
+        )
+    return session
+
+
+def _session(handle: Handle, node: int) -> list[str]:
+    target = f"sagemaker-training-job:{handle.run}_algo-{node}"
+    return ["aws", "ssm", "start-session", "--region", handle.target, "--target", target]
+
+
+def _is_allowed(handle: Handle) -> bool:
+    return bool(_submitted_request(handle).get("RemoteDebugConfig", {}).get("EnableRemoteDebug"))
+
+
+def _ranks_per_node(handle: Handle) -> int:
+    """As the job was submitted; 1 where that is not known."""
+    match _json(handle, backend.JOB):
+        case {"resources": {"processes_per_node": int(count)}} if count > 0:
+            return count
+        case {"resources": {"gpus_per_node": int(count)}} if count > 0:
+            return count
+    return 1
+
+
+def _submitted_request(handle: Handle) -> dict[str, Any]:
+    """The request that was sent; empty where it is not here, as for an attached job."""
+    return _json(handle, "plan.json")
+
+
+def _json(handle: Handle, name: str) -> dict[str, Any]:
+    try:
+        data = read_json(Path(handle.folder, name))
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
