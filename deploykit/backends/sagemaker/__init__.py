@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from deploykit.backends.capabilities import Start
     from deploykit.lib.finding import Finding
 
-SUMMARY = "Amazon SageMaker training jobs, through its SDK or plain boto3"
+SUMMARY = "Amazon SageMaker training jobs, through boto3"
 PROGRAMS: tuple[str, ...] = ()
 MODULES = ("boto3",)
 PREFLIGHT = backend.PREFLIGHT
@@ -43,7 +43,7 @@ def attach(run: str, folder: Path, target: str | None) -> Handle:
 def missing(absent: Sequence[str]) -> Iterator[tuple[str, str]]:
     """What is missing to submit from this machine; see `deploykit.backends.capabilities.Ready`."""
     if absent:
-        yield from ((each, "pip install 'deploykit[sagemaker]', or boto3 alone") for each in absent)
+        yield from ((name, f"pip install {name}") for name in absent)
         return
     from deploykit.backends.sagemaker import aws
 

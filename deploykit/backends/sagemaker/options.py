@@ -397,12 +397,12 @@ class Options:
         bool, Help("Enable SageMaker Debugger's hook; requires an image with smdebug.", "false")
     ] = False
     sender: Annotated[
-        Literal["auto", "sdk", "boto3"],
+        Literal["boto3", "sdk"],
         Help(
-            "`sdk`: before sending, compare the request with that of the SageMaker SDK. `boto3`: "
-            "do not compare. `auto`: compare if the SDK is installed."
+            "`boto3` sends the request of the dry run. `sdk`: the SageMaker SDK 2.x that you have "
+            "installed builds the request, which must be the same, and sends it."
         ),
-    ] = "auto"
+    ] = "boto3"
 
     @property
     def owner(self) -> str:

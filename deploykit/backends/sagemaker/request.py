@@ -1,7 +1,7 @@
 """Render a job as the CreateTrainingJob request that the SageMaker SDK 2.257.7 would send.
 
-Does not import the SDK. The SDK's conventions, such as hyperparameters in JSON, are kept, because
-`submission.py` compares the two requests before it sends one.
+Does not import the SDK. The SDK's conventions, such as hyperparameters in JSON, are kept, so that
+`estimator.py` gives the same request, which the tests prove.
 
 Which launcher the hyperparameters select: sagemaker_pytorch_container/training.py of
 sagemaker-pytorch-training 3.0.0, https://github.com/aws/sagemaker-pytorch-training-toolkit

@@ -18,7 +18,7 @@ from botocore.stub import Stubber
 
 from deploykit.backends import sagemaker
 from deploykit.backends.sagemaker import aws as clients
-from deploykit.backends.sagemaker import submission
+from deploykit.backends.sagemaker import estimator, submission
 from deploykit.bundle import archive as bundles
 from deploykit.lib.errors import (
     BackendUnavailable,
@@ -30,7 +30,11 @@ from deploykit.lib.errors import (
 from tests.aws_server import sent_requests
 from tests.backends.sagemaker.sagemaker_jobs import vary
 
-pytestmark = [pytest.mark.aws, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.aws,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.*SageMaker Python SDK v2"),
+]
 
 HOSTILE = textwrap.dedent(
     """\
@@ -58,7 +62,6 @@ def test_the_request_that_arrives_is_the_plan(aws, planned, tmp_path, sender):
     handle = sagemaker.submit(plan, tmp_path)
     assert str(handle) == "sagemaker://us-east-1/digits-1"
     assert sent_requests(aws) == [json.loads(plan.text)]
-    assert (tmp_path / "sdk" / "request.json").exists() == (sender == "sdk")
 
 
 def test_the_bundle_is_uploaded_once(aws, planned, tmp_path, source):
@@ -107,17 +110,17 @@ def test_a_job_that_the_sdk_refuses_is_refused(aws, planned, tmp_path):
 
 
 def test_a_missing_sdk_matters_only_if_it_is_required(aws, planned, tmp_path, monkeypatch):
-    monkeypatch.setattr(submission, "sdk_available", lambda: False)
-    with pytest.raises(BackendUnavailable, match="not installed"):
+    monkeypatch.setattr(estimator, "version", lambda _: "3.1.0")
+    with pytest.raises(BackendUnavailable, match=r"installed: 3\.1\.0"):
         sagemaker.submit(planned(sender="sdk"), tmp_path)
-    sagemaker.submit(planned(sender="auto"), tmp_path)
+    assert aws.requests == []
+    sagemaker.submit(planned(), tmp_path)
     assert len(sent_requests(aws)) == 1
 
 
-def test_only_the_endpoint_is_contacted_and_no_configuration_is_read(
-    aws, planned, tmp_path, source
-):
-    """Records every socket of the submitting process and of its SDK child, in a hostile home."""
+@pytest.mark.parametrize("sender", ["boto3", "sdk"])
+def test_only_the_endpoint_is_contacted_and_no_configuration_is_read(aws, tmp_path, source, sender):
+    """Records every socket of the submitting process, in a hostile home."""
     home, records = tmp_path / "home", tmp_path / "records"
     for folder in (".config/sagemaker", "xdg/sagemaker"):
         (home / folder).mkdir(parents=True)
@@ -133,12 +136,12 @@ def test_only_the_endpoint_is_contacted_and_no_configuration_is_read(
         f"open({str(records)!r} + f'/{{os.getpid()}}.txt', 'a').close()\n"
     )
     code = (
-        "import sys; sys.path[:0] = sys.argv[3:]\n"
+        "import sys; sys.path[:0] = sys.argv[4:]\n"
         "from pathlib import Path\n"
         "from sagemaker_jobs import vary\n"
         "from deploykit.bundle import archive as bundle\n"
         "from deploykit.backends import sagemaker\n"
-        "job, options = vary(sender='sdk')\n"
+        "job, options = vary(sender=sys.argv[3])\n"
         "scanned = bundle.scan(Path(sys.argv[1]), 10**6)\n"
         "plan = sagemaker.plan(job, options, run='digits-1', bundle=scanned)\n"
         "Path(sys.argv[2], 'plan.json').write_text(plan.text)\n"
@@ -156,7 +159,7 @@ def test_only_the_endpoint_is_contacted_and_no_configuration_is_read(
     }
     import_path = [str(here), str(here.parents[1])]
     ran = subprocess.run(
-        [sys.executable, "-c", code, str(source), str(tmp_path), *import_path],
+        [sys.executable, "-c", code, str(source), str(tmp_path), sender, *import_path],
         env=environment,
         cwd=tmp_path,
         capture_output=True,
@@ -165,9 +168,8 @@ def test_only_the_endpoint_is_contacted_and_no_configuration_is_read(
     )
     assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr
     assert sent_requests(aws) == [json.loads((tmp_path / "plan.json").read_text())]
-    processes = list(records.glob("*.txt"))
-    assert len(processes) == 2
-    contacted = {line for file in processes for line in file.read_text().splitlines()}
+    (process,) = records.glob("*.txt")
+    contacted = set(process.read_text().splitlines())
     assert contacted == {f"('127.0.0.1', {aws.port})"}
 
 
