@@ -234,6 +234,9 @@ def errors(region: str) -> Iterator[None]:
         botocore.ProfileNotFound,
     ) as error:
         raise NotPermitted(f"no valid AWS credentials: {error}", hint=_CREDENTIALS) from error
+    except botocore.ParamValidationError as error:
+        hint = "pip install -U boto3, which may be too old for a setting of the job"
+        raise SubmitRefused(f"boto3 refuses the request: {error}", hint=hint) from error
     except botocore.BotoCoreError as error:
         if "recursion depth" in str(error):
             raise _no_answer(region, _REDIRECTS) from error

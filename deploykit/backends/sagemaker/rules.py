@@ -1,20 +1,16 @@
 """The oracle: what SageMaker does with a job. It runs as asked, runs as something else, is refused,
 or the outcome cannot be known.
 
-The rules are data, in the TOML files of this folder; 01-launchers.toml documents every key. Each
-names the setting, the reason, the nearest setting that works and a source. The reference page is
-generated from them, with examples that the tests check against the real SDK. Pure: nothing is
-queried.
+The rules are data, in `rules/*.toml`; 01-launchers.toml documents every key. Each names the
+setting, the reason, the nearest setting that works and a source. The reference page is generated
+from them, with examples that the tests check against the real SDK. Pure: nothing is queried.
 
-`check` adds what the service's own description says of the request. botocore checks required
-fields, names, types and minima, and leaves patterns, enums and maxima to the service. The
-description is read as data, which is faster than importing botocore.
+`check` adds what the service's own description says of the request: enums, patterns and ranges.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import difflib
 import enum
 import gzip
 import importlib.util
@@ -25,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from deploykit.backends import base as backend
 from deploykit.backends.sagemaker import catalog, request
@@ -62,19 +58,11 @@ _SOURCES = {
 _ANY_RUN, _ANY_BUNDLE = "r" * 63, "0" * 64
 """As long as a run id and a hash can be: a request that is valid with these is valid with any."""
 _ANY_IMAGE, _ANY_REGION, _ANY_TYPE = "image", "us-east-1", "ml.g5.12xlarge"
-_TYPES: dict[str, Any] = {
-    "structure": Mapping,
-    "map": Mapping,
-    "list": list,
-    "string": str,
-    "boolean": bool,
-    "integer": int,
-    "long": int,
-    "float": (int, float),
-}
+_COUNTED = {"string": "characters", "list": "entries", "map": "entries"}
+"""Type of a value -> what its range counts; the range of a number is that of its value."""
 _CLASSES = {r"\p{Alnum}": "a-zA-Z0-9", r"\p{L}": r"\w", r"\p{N}": r"\d", r"\p{Z}": r"\s"}
 """Character classes of Java that the patterns use, always inside brackets."""
-_MANY = 5
+_MAX_LISTED = 5
 """Choices that a message lists."""
 _KEYS = {
     "Environment": "env",
@@ -223,8 +211,9 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     known = [problem for one in consequences(job, options) if (problem := one.problem())]
     yield from known
     errors = {problem.path for problem in known if problem.severity == "error"}
+    complete = _completed(options) if errors else options
     try:
-        problems = _request_problems(job, options if not errors else _completed(options))
+        problems = request_problems(request.render(job, complete, run=_ANY_RUN, bundle=_ANY_BUNDLE))
     except BackendUnavailable:
         if not errors:
             raise
@@ -273,12 +262,6 @@ def _completed(options: Options) -> Options:
     )
 
 
-def _request_problems(job: JobSpec, options: Options) -> list[Problem]:
-    """What the service's own description says of the request."""
-    rendered = request.render(job, options, run=_ANY_RUN, bundle=_ANY_BUNDLE)
-    return request_problems(rendered)
-
-
 def consequences(job: JobSpec, options: Options, today: dt.date | None = None) -> list[Consequence]:
     """The consequences of every rule that applies, in the order of `rules`.
 
@@ -312,45 +295,22 @@ def _rule(*, verdict: str, source: str, **texts: Any) -> OracleRule:
     return OracleRule(verdict=Verdict(verdict), source=source.format(**_SOURCES), **texts)
 
 
-class Violation(NamedTuple):
-    """A breach of the service's description. `path` is the dotted path in the request."""
+def request_problems(rendered: Mapping[str, Any]) -> list[Problem]:
+    """What in a CreateTrainingJob request the service would refuse, by keys of the job file.
 
-    path: str
-    message: str
-    hint: str | None = None
-
-
-def request_problems(request: Mapping[str, Any]) -> list[Problem]:
-    """Everything in a CreateTrainingJob request that the service would refuse.
-
-    Paths are those of the job file. Raises BackendUnavailable if botocore is not installed.
+    Raises BackendUnavailable if botocore is not installed.
     """
-    return [_problem(violation) for violation in violations("CreateTrainingJob", request)]
-
-
-def violations(operation: str, request: Mapping[str, Any]) -> Iterator[Violation]:
-    """Every violation of the operation's description. Raises as `request_problems` does."""
-    model = _model()
-    shape = model["operations"][operation]["input"]["shape"]
-    yield from _check(model["shapes"], shape, request, "")
-
-
-def _problem(violation: Violation) -> Problem:
-    path, message, hint = violation
-    if path in _COMBINED:
-        return Problem("env", f"SageMaker: {_COMBINED[path]} {message}", "shorten or remove some")
-    for field, key in _KEYS.items():
-        if path == field or path.startswith((f"{field}.", f"{field}[")):
-            inner = path[len(field) :]
-            if key == "env":
-                return Problem(key + inner, f"SageMaker: {message}", hint)
-            return Problem(key, f"SageMaker: {inner}{' ' * bool(inner)}{message}", hint)
-    return Problem("sagemaker", f"SageMaker: {path} {message}", hint)
+    shapes = _shapes()
+    violations = _violations(shapes, shapes["CreateTrainingJobRequest"], rendered, "")
+    return [_problem(*violation) for violation in violations]
 
 
 @cache
-def _model() -> Any:
-    """The newest description of SageMaker in the installed botocore."""
+def _shapes() -> Any:
+    """The newest description of SageMaker's requests in the installed botocore.
+
+    Read as data: importing botocore takes longer than the rest of a dry run.
+    """
     spec = importlib.util.find_spec("botocore")
     if spec is None or spec.origin is None:
         raise BackendUnavailable(
@@ -359,68 +319,52 @@ def _model() -> Any:
     versions = (Path(spec.origin).parent / "data" / "sagemaker").glob("*/service-2.json*")
     newest = max(versions, key=lambda path: path.parent.name)
     data = newest.read_bytes()
-    return json.loads(gzip.decompress(data) if newest.suffix == ".gz" else data)
+    return json.loads(gzip.decompress(data) if newest.suffix == ".gz" else data)["shapes"]
 
 
-def _check(shapes: Any, name: str, value: Any, path: str) -> Iterator[Violation]:
-    shape = shapes[name]
-    kind = shape["type"]
-    expected: Any = _TYPES[kind]
-    if not isinstance(value, expected) or (isinstance(value, bool) and kind != "boolean"):
-        yield Violation(path, f"must be of type {kind}, not {type(value).__name__}")
+def _violations(shapes: Any, shape: Any, value: Any, path: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the dotted path, message and hint of what botocore leaves to the service.
+
+    Names that it does not know, values outside of an enum, a pattern or a range. Types and required
+    fields are those of `request.render`, and botocore checks them before it sends.
+    """
+    if value is None:  # reported by a rule
         return
-    yield from _check_size(shape, kind, value, path)
-    if kind == "string":
-        yield from _check_text(shape, value, path)
-    elif kind == "structure":
-        yield from _check_structure(shapes, shape, value, path)
-    elif kind == "list":
+    yield from _limits(shape, value, path)
+    if shape["type"] == "structure":
+        for name, item in value.items():
+            inner = f"{path}.{name}".lstrip(".")
+            if name in shape["members"]:
+                member = shapes[shape["members"][name]["shape"]]
+                yield from _violations(shapes, member, item, inner)
+            else:
+                yield inner, "is unknown to the installed botocore", "pip install -U boto3"
+    elif shape["type"] == "list":
         for number, item in enumerate(value):
-            yield from _check(shapes, shape["member"]["shape"], item, f"{path}[{number}]")
-    elif kind == "map":
+            member = shapes[shape["member"]["shape"]]
+            yield from _violations(shapes, member, item, f"{path}[{number}]")
+    elif shape["type"] == "map":
         for key, item in value.items():
-            yield from _check(shapes, shape["key"]["shape"], key, f"{path}.{key}")
-            yield from _check(shapes, shape["value"]["shape"], item, f"{path}.{key}")
+            for part, content in (("key", key), ("value", item)):
+                member = shapes[shape[part]["shape"]]
+                yield from _violations(shapes, member, content, f"{path}.{key}")
 
 
-def _check_structure(shapes: Any, shape: Any, value: Any, path: str) -> Iterator[Violation]:
-    for name in shape.get("required", ()):
-        if name not in value:
-            yield Violation(_join(path, name), "is required")
-    for name, item in value.items():
-        if name in shape["members"]:
-            yield from _check(shapes, shape["members"][name]["shape"], item, _join(path, name))
-        else:
-            near = difflib.get_close_matches(name, shape["members"], n=1)
-            hint = f"did you mean {near[0]!r}?" if near else None
-            yield Violation(_join(path, name), "is unknown", hint)
-
-
-def _check_size(shape: Any, kind: str, value: Any, path: str) -> Iterator[Violation]:
-    if kind in {"structure", "boolean"}:
-        return
-    if kind in {"integer", "long", "float"}:
-        size, unit = value, ""
-    else:
-        size, unit = len(value), " characters" if kind == "string" else " entries"
-    has = f"has {size}{unit}" if unit else f"is {size}"
-    low, high = shape.get("min"), shape.get("max")
+def _limits(shape: Any, value: Any, path: str) -> Iterator[tuple[str, str, str]]:
+    low, high, units_of = shape.get("min"), shape.get("max"), _COUNTED.get(shape["type"])
+    size = len(value) if units_of else value
+    amount = f"has {size} {units_of}" if units_of else f"is {size}"
     if low is not None and size < low:
-        yield Violation(path, f"{has}; the minimum is {low}")
+        yield path, f"{amount}; the minimum is {low}", ""
     if high is not None and size > high:
-        yield Violation(path, f"{has}; the maximum is {high}")
-
-
-def _check_text(shape: Any, value: str, path: str) -> Iterator[Violation]:
-    choices = shape.get("enum")
+        yield path, f"{amount}; the maximum is {high}", ""
+    choices, pattern = shape.get("enum", ()), shape.get("pattern")
     if choices and value not in choices:
-        known = ", ".join(choices) if len(choices) <= _MANY else f"{len(choices)} are known"
+        known = ", ".join(choices) if len(choices) <= _MAX_LISTED else f"{len(choices)} are known"
         hint = did_you_mean(value, choices) or known
-        yield Violation(path, f"{value!r} is not one of the accepted values", hint)
-    pattern = shape.get("pattern")
-    longest = shape.get("max") or len(value)
-    if pattern and len(value) <= longest and _compiled(pattern).fullmatch(value) is None:
-        yield Violation(path, f"{value!r} does not match {pattern}")
+        yield path, f"{value!r} is not one of the accepted values", hint
+    elif pattern and size <= (high or size) and _compiled(pattern).fullmatch(value) is None:
+        yield path, f"{value!r} does not match {pattern}", ""
 
 
 @cache
@@ -431,8 +375,17 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(translated, 0 if translated != pattern else re.ASCII)
 
 
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+def _problem(path: str, message: str, hint: str) -> Problem:
+    """The problem of a violation, by the key of the job file that it comes from."""
+    if path in _COMBINED:
+        return Problem("env", f"SageMaker: {_COMBINED[path]} {message}", "shorten or remove some")
+    for field, key in _KEYS.items():
+        if path == field or path.startswith((f"{field}.", f"{field}[")):
+            inner = path[len(field) :]
+            if key == "env":
+                return Problem(key + inner, f"SageMaker: {message}", hint or None)
+            return Problem(key, f"SageMaker: {inner}{' ' * bool(inner)}{message}", hint or None)
+    return Problem("sagemaker", f"SageMaker: {path} {message}", hint or None)
 
 
 def facts(job: JobSpec, options: Options, today: dt.date) -> dict[str, Any]:
