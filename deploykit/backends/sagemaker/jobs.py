@@ -13,6 +13,7 @@ from typing import Any
 
 from deploykit.backends import base as backend
 from deploykit.backends.sagemaker import aws
+from deploykit.backends.sagemaker.options import environment_region
 from deploykit.backends.sagemaker.request import results
 from deploykit.job.decode import read_json
 from deploykit.job.model import NO_JOB, Handle, LogLine, State, Status
@@ -129,6 +130,20 @@ def _identity(job: Any) -> dict[str, Any]:
         "S3OutputPath": job.get("OutputDataConfig", {}).get("S3OutputPath"),
         **{f"HyperParameters.{key}": one for key, one in job.get("HyperParameters", {}).items()},
     }
+
+
+def attach(run: str, folder: Path, target: str | None) -> Handle:
+    """The training job of that name in a region, by default the environment's.
+
+    Raises UsageError if no region is chosen, NotFound if it has no such job.
+    """
+    where = target or environment_region()
+    if not where:
+        raise UsageError("no region is chosen", hint="--target REGION, or AWS_REGION")
+    handle = find(run, folder, where)
+    if handle is None:
+        raise NotFound(f"SageMaker has no job {run} in {where}", hint="is it in another region?")
+    return handle
 
 
 def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
@@ -421,3 +436,11 @@ def _json(handle: Handle, name: str) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return data if isinstance(data, dict) else {}
+
+
+def remains(handle: Handle, output: str) -> Iterator[tuple[str, str]]:
+    """The results in S3; the source archive there is shared with other runs."""
+    above, of_run, _ = output.partition(f"/{handle.run}/")
+    if of_run and above.startswith("s3://"):
+        prefix = f"{above}{of_run}"
+        yield prefix, shell.command("aws", "s3", "rm", "--recursive", prefix)

@@ -114,7 +114,7 @@ def environment(job: JobSpec, options: Options, run: str, bundle: str) -> dict[s
         from deploykit.backends.sagemaker import offers  # few jobs are stopped at a cap
         from deploykit.cost import cap
 
-        variables |= cap.variables(job, offers.estimate(job, options))
+        variables |= cap.variables(job, offers.cost(job, options))
     restored = {
         name: value
         for name, value in job.env.items()
