@@ -22,7 +22,7 @@ from deploykit.lib.errors import (
 _ATTEMPTS = 5
 _TIMEOUT = 60.0
 """Seconds for a connection and for an answer: botocore's defaults."""
-_PATIENCE = 5.0
+_PROBE_TIMEOUT = 5.0
 """Seconds for a question whose only purpose is to learn whether AWS answers."""
 _CREDENTIALS = "aws configure, aws sso login, AWS_PROFILE"
 _LOGIN = "log in again (aws sso login, or new keys) and check with: aws sts get-caller-identity"
@@ -59,7 +59,7 @@ _REQUIRED: dict[str, dict[str, type]] = {
     "PutObjectOutput": {"ETag": str},
 }
 """Output of an operation -> the fields that each answer of AWS has, among those that are used."""
-_QUOTED = 60
+_MAX_QUOTED = 60
 """Characters of an invalid answer that a message quotes."""
 _FIRST_ERROR = 300
 """The lowest status of an answer that is an error or a redirect."""
@@ -91,7 +91,7 @@ def identify(region: str | None) -> None:
 
 def account(region: str) -> str:
     """The account of the credentials. Raises what `errors` raises."""
-    sts = client("sts", region, attempts=1, timeout=_PATIENCE)
+    sts = client("sts", region, attempts=1, timeout=_PROBE_TIMEOUT)
     with errors(region):
         identity = sts.get_caller_identity()
     return str(identity.get("Account", ""))
@@ -182,7 +182,7 @@ def _described(response: Mapping[str, Any]) -> str:
     """Quote the beginning: ``HTTP 200, text/html: <html> ...``."""
     kind = response["headers"].get("content-type", "no content type")
     text = " ".join(response["body"].decode(errors="replace").split())
-    quoted = f"{text[:_QUOTED]}..." if len(text) > _QUOTED else text or "empty"
+    quoted = f"{text[:_MAX_QUOTED]}..." if len(text) > _MAX_QUOTED else text or "empty"
     return f"HTTP {response['status_code']}, {kind}: {quoted}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,6 @@ from deploykit.backends import base as backend
 from deploykit.backends.sagemaker import aws
 from deploykit.backends.sagemaker.options import environment_region
 from deploykit.backends.sagemaker.request import results
-from deploykit.job.decode import read_json
 from deploykit.job.model import NO_JOB, Handle, LogLine, State, Status
 from deploykit.lib import shell
 from deploykit.lib.errors import (
@@ -30,7 +30,6 @@ from deploykit.observe import log_merge
 from deploykit.observe.metrics import final_metrics
 from deploykit.observe.metrics.points import Point
 
-_OTHER_PROFILE = "choose the profile of that account: AWS_PROFILE, aws sso login"
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 _LATEST_TIME = 253402300799000
 """Milliseconds since the epoch, at the end of the year 9999."""
@@ -38,13 +37,20 @@ _POLL_INTERVAL = 5.0
 """Seconds between two requests for new lines."""
 _OUTAGE_LIMIT = 900.0
 """Seconds without an answer after which following fails: time to log in again."""
-_LARGEST_EXIT_CODE = 255
+_MAX_EXIT_CODE = 255
 _OrderedLine = tuple[tuple[int, int], LogLine]
 """A line, and its key for sorting: milliseconds, then number within its stream."""
-_LONGEST = 10**9
-"""Seconds that a job can be billed for: thirty years."""
+_MAX_BILLED_SECONDS = 10**9
+"""Thirty years."""
 _NODE = re.compile(r".*/algo-(\d{1,9})-.*")
 _EXIT_CODE = re.compile(r"[Ee]xit ?[Cc]ode:? ?\"?(\d{1,3})\b")
+_CLOSED = "runs on SageMaker, which does not allow access to its containers"
+_NEXT_RUN = """\
+the next run can allow it: --set sagemaker.remote_debug=true
+--debug has PyTorch's flight recorder write what it has when a collective times out"""
+_INSIDE = """\
+inside, for each process of your script: pip install py-spy; py-spy dump --pid PID
+algo-2 and so on are the other nodes; the session needs the Session Manager plugin"""
 _STATES = {
     "InProgress": State.RUNNING,
     "Completed": State.SUCCEEDED,
@@ -84,25 +90,35 @@ def find(run: str, folder: Path, target: str) -> Handle | None:
     another account, which cannot tell, and what `aws.errors` raises.
     """
     try:
-        request = json.loads((folder / "plan.json").read_text())
-    except FileNotFoundError:
-        request = None
+        request = _request(folder)
     except ValueError:  # half written: the request was not sent
         return None
     differing = differing_fields(run, target, request)
     if differing == []:
         return Handle("sagemaker", target, run, run, str(folder))
-    if differing is None and (foreign := _foreign(folder, target)):
-        raise NotPermitted(foreign, hint=_OTHER_PROFILE)
+    if differing is None and (foreign := _foreign(request, target)):
+        raise NotPermitted(
+            foreign, hint="choose the profile of that account: AWS_PROFILE, aws sso login"
+        )
     return None
 
 
-def _foreign(folder: Path, region: str) -> str:
-    """Whose credentials these are, if not of the job's account; empty where that is not known."""
+def _request(folder: Path) -> Any:
+    """The request that was sent; None where it is not here, as for an attached job."""
     try:
-        own = json.loads((folder / "plan.json").read_text())["RoleArn"].split(":")[4]
-        account = aws.account(region)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, DeploykitError):
+        return json.loads((folder / "plan.json").read_text())
+    except FileNotFoundError:
+        return None
+
+
+def _foreign(request: Any, where: str) -> str:
+    """Whose credentials these are, if not of the job's account; empty if that is not known."""
+    if request is None:
+        return ""
+    own = request["RoleArn"].split(":")[4]
+    try:
+        account = aws.account(where)
+    except DeploykitError:
         return ""
     if account == own:
         return ""
@@ -128,7 +144,7 @@ def _identity(job: Any) -> dict[str, Any]:
         "RoleArn": job.get("RoleArn"),
         "TrainingImage": job.get("AlgorithmSpecification", {}).get("TrainingImage"),
         "S3OutputPath": job.get("OutputDataConfig", {}).get("S3OutputPath"),
-        **{f"HyperParameters.{key}": one for key, one in job.get("HyperParameters", {}).items()},
+        **{f"HyperParameters.{key}": text for key, text in job.get("HyperParameters", {}).items()},
     }
 
 
@@ -161,7 +177,7 @@ def _current(client: Any, handle: Handle) -> Status:
     job = _describe(client, handle.id, handle.target)
     if job is not None:
         return _status(job)
-    reason = _foreign(Path(handle.folder), handle.target)
+    reason = _foreign(_request(Path(handle.folder)), handle.target)
     reason = reason or f"SageMaker has no training job of this name in {handle.target}"
     return Status(State.UNKNOWN, NO_JOB, reason)
 
@@ -233,8 +249,6 @@ def _tolerate(error: DeploykitError, outage_start: float | None) -> float:
     """The start of the outage, by the monotonic clock. Warns once; raises if it lasts too long."""
     now = time.monotonic()
     if outage_start is None:
-        import logging  # for this message only: importing it takes 5 ms
-
         hint = f"; {error.hint}" if error.hint else ""
         text = f"cannot read new lines: {error}{hint}. Reading resumes when AWS answers again."
         logging.getLogger(__name__).warning(text)
@@ -315,7 +329,7 @@ def _billing(job: Any) -> str:
 def _billed(job: Any) -> float | None:
     """The billed seconds of one instance; for spot instances, those that on-demand would cost."""
     billed = job.get("BillableTimeInSeconds")
-    return float(billed) if isinstance(billed, int) and 0 <= billed <= _LONGEST else None
+    return float(billed) if isinstance(billed, int) and 0 <= billed <= _MAX_BILLED_SECONDS else None
 
 
 def _exit_code(state: State, reason: str) -> int | None:
@@ -324,7 +338,7 @@ def _exit_code(state: State, reason: str) -> int | None:
         return 0
     match = _EXIT_CODE.search(reason)
     code = int(match[1]) if match and state is State.FAILED else None
-    return code if code is None or code <= _LARGEST_EXIT_CODE else None
+    return code if code is None or code <= _MAX_EXIT_CODE else None
 
 
 def _streams(client: Any, run: str) -> Iterator[str]:
@@ -370,15 +384,6 @@ def _milliseconds(event: Any) -> int:
     return value if isinstance(value, int) and 0 <= value <= _LATEST_TIME else 0
 
 
-_CLOSED = "runs on SageMaker, which does not allow access to its containers"
-_NEXT_RUN = """\
-the next run can allow it: --set sagemaker.remote_debug=true
---debug has PyTorch's flight recorder write what it has when a collective times out"""
-_INSIDE = """\
-inside, for each process of your script: pip install py-spy; py-spy dump --pid PID
-algo-2 and so on are the other nodes; the session needs the Session Manager plugin"""
-
-
 def dump_by_hand(handle: Handle) -> tuple[str, str]:
     """Why `dump` cannot take the stacks of a job, and the commands that can."""
     if not _is_allowed(handle):
@@ -412,30 +417,17 @@ def _session(handle: Handle, node: int) -> list[str]:
 
 
 def _is_allowed(handle: Handle) -> bool:
-    return bool(_submitted_request(handle).get("RemoteDebugConfig", {}).get("EnableRemoteDebug"))
+    request = _request(Path(handle.folder)) or {}
+    return bool(request.get("RemoteDebugConfig", {}).get("EnableRemoteDebug"))
 
 
 def _ranks_per_node(handle: Handle) -> int:
-    """As the job was submitted; 1 where that is not known."""
-    match _json(handle, backend.JOB):
-        case {"resources": {"processes_per_node": int(count)}} if count > 0:
-            return count
-        case {"resources": {"gpus_per_node": int(count)}} if count > 0:
-            return count
-    return 1
-
-
-def _submitted_request(handle: Handle) -> dict[str, Any]:
-    """The request that was sent; empty where it is not here, as for an attached job."""
-    return _json(handle, "plan.json")
-
-
-def _json(handle: Handle, name: str) -> dict[str, Any]:
+    """As the job was submitted; 1 for an attached job."""
     try:
-        data = read_json(Path(handle.folder, name))
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
+        resources = json.loads(Path(handle.folder, backend.JOB).read_text())["resources"]
+    except FileNotFoundError:
+        return 1
+    return int(resources.get("processes_per_node") or resources.get("gpus_per_node") or 1)
 
 
 def remains(handle: Handle, output: str) -> Iterator[tuple[str, str]]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from deploykit.backends import base as backend
-from deploykit.backends.sagemaker import catalog
+from deploykit.backends.sagemaker import catalog, offers
 from deploykit.backends.sagemaker.options import (
     METRICS,
     Channel,
@@ -25,6 +25,7 @@ from deploykit.backends.sagemaker.options import (
     channel_names,
 )
 from deploykit.backends.sagemaker.options import region as region_of
+from deploykit.cost import cap
 from deploykit.job import checks
 from deploykit.job.model import JobSpec
 
@@ -111,9 +112,6 @@ def environment(job: JobSpec, options: Options, run: str, bundle: str) -> dict[s
     )
     variables["DEPLOYKIT_BUNDLE"] = bundle
     if job.stop_at_cap:
-        from deploykit.backends.sagemaker import offers  # few jobs are stopped at a cap
-        from deploykit.cost import cap
-
         variables |= cap.variables(job, offers.cost(job, options))
     restored = {
         name: value

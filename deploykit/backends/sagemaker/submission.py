@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import io
 import json
+import logging
 import os
 from collections.abc import Mapping
 from functools import partial
@@ -17,6 +18,7 @@ from deploykit.backends.sagemaker import aws, jobs, request
 from deploykit.backends.sagemaker.options import Options, launched, region
 from deploykit.bundle import archive as bundles
 from deploykit.job.model import Bundle, Handle, JobSpec, Plan, Problem
+from deploykit.lib import progress
 from deploykit.lib.errors import (
     BackendUnavailable,
     DeploykitError,
@@ -77,7 +79,7 @@ def submit(plan: Plan, folder: Path) -> Handle:
     """
     client = aws.client("sagemaker", plan.target)
     if plan.options.sender == "sdk":
-        from deploykit.backends.sagemaker import estimator
+        from deploykit.backends.sagemaker import estimator  # with the SDK
 
         create = estimator.sender(plan, client)
     else:
@@ -97,8 +99,6 @@ def _name_payer(plan: Plan, created: Mapping[str, str]) -> None:
     """Warn where the credentials, and so the job, are of another account than its role."""
     payer = created["TrainingJobArn"].split(":")[4:5]
     if payer != [plan.options.role.split(":")[4]]:
-        import logging  # rarely needed
-
         text = "warning: %s runs in account %s, which pays for it, and not in that of its role"
         logging.getLogger(__name__).warning(text, plan.run, *payer or ["unknown"])
 
@@ -181,9 +181,6 @@ class _Watched(io.FileIO):
     """A file that tells how much of it was read."""
 
     def read(self, size: int | None = -1) -> bytes:
-        """The next bytes, as any file's."""
-        from deploykit.lib import progress  # not needed for a dry run
-
         piece = super().read(-1 if size is None else size)
         if progress.show is not None:
             progress.show("sending", self.tell(), os.fstat(self.fileno()).st_size)
@@ -192,8 +189,6 @@ class _Watched(io.FileIO):
 
 def _put(client: Any, target: dict[str, str], archive: Path, checksum: str) -> None:
     from botocore.exceptions import ClientError
-
-    from deploykit.lib import progress
 
     try:
         with archive.open("rb") if progress.show is None else _Watched(archive) as file:
