@@ -178,10 +178,10 @@ def _channel(job: JobSpec, options: Options, name: str) -> dict[str, Any]:
             "s3_data": channel_location(job, options, name),
             "s3_data_type": channel.s3_data_type,
             "distribution": channel.s3_distribution,
-            "input_mode": _unless(channel.input_mode, "File"),
+            "input_mode": None if channel.input_mode == "File" else channel.input_mode,
             "content_type": channel.content_type,
-            "compression": _unless(channel.compression, "None"),
-            "record_wrapping": _unless(channel.record_wrapping, "None"),
+            "compression": None if channel.compression == "None" else channel.compression,
+            "record_wrapping": None if channel.record_wrapping == "None" else "RecordIO",
             "attribute_names": list(channel.attribute_names) or None,
             "instance_groups": list(channel.instance_groups) or None,
             "shuffle_config": None
@@ -189,10 +189,6 @@ def _channel(job: JobSpec, options: Options, name: str) -> dict[str, Any]:
             else {"seed": channel.shuffle_seed},
         }
     return {key: value for key, value in arguments.items() if value is not None}
-
-
-def _unless(value: str, default: str) -> str | None:
-    return None if value == default else value
 
 
 def require() -> None:
