@@ -429,7 +429,7 @@ The service still runs an image after the end of its patches; `check` warns. The
 
 ORACLE_END = """\
 The SDK's list of versions ends at 2.8.0, so PyTorch 2.9 and later require `image_uri`. The contents
-of an image that is not AWS's are not known: the oracle then says *cannot know*, and not that the
+of an image that is not AWS's are not known: the oracle then says *unknown*, and not that the
 job is fine.
 """
 

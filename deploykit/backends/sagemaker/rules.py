@@ -128,7 +128,7 @@ class Verdict(enum.Enum):
     ASKED = "runs as asked"
     OTHER = "runs as something else"
     REFUSED = "refused"
-    UNKNOWN = "cannot know"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +141,7 @@ class OracleRule:
     when: Sequence[str] | None = None
     """None: the rule never applies, and is there for the reference only."""
     reason: str
-    nearest: str | None = None
+    suggestion: str | None = None
     source: str
     quiet: bool = False
 
@@ -159,9 +159,9 @@ class OracleRule:
         """
         for item in self._items(known):
             values = {**known, "item": item}
-            nearest = self.nearest and self.nearest.format(**values)
+            suggestion = self.suggestion and self.suggestion.format(**values)
             path, reason = self.path.format(**values), self.reason.format(**values)
-            yield Consequence(self, path, reason, nearest)
+            yield Consequence(self, path, reason, suggestion)
 
     def _items(self, known: Mapping[str, Any]) -> list[str]:
         """Return the items of the last list in `when`, `[""]` without one, `[]` if it fails."""
@@ -185,7 +185,7 @@ class Consequence:
     rule: OracleRule
     path: str
     reason: str
-    nearest: str | None
+    suggestion: str | None
 
     def problem(self) -> Problem | None:
         """The problem that `check` reports; None if the job simply runs as asked."""
@@ -193,7 +193,7 @@ class Consequence:
         if severity is None:
             return None
         source = self.rule.source
-        return Problem(self.path, self.reason, self.nearest, severity=severity, source=source)
+        return Problem(self.path, self.reason, self.suggestion, severity=severity, source=source)
 
 
 def check(job: JobSpec, options: Options) -> Iterator[Problem]:

@@ -69,7 +69,7 @@ def test_the_rule_reports_its_example(name):
     (consequence, *_) = [
         one for one in oracle.consequences(job, options, TODAY) if one.rule is rule
     ]
-    text = f"{consequence.path}{consequence.reason}{consequence.nearest or ''}"
+    text = f"{consequence.path}{consequence.reason}{consequence.suggestion or ''}"
     assert "{" not in text
     problem = consequence.problem()
     if rule.severity is None:
@@ -104,7 +104,7 @@ def test_every_rule_has_an_example_and_a_source():
     assert without == {"invalid-region"}  # of the environment; see test_sagemaker_request.py
     for rule in RULES.values():
         assert rule.source.startswith("https://")
-        assert rule.nearest or rule.severity is None
+        assert rule.suggestion or rule.severity is None
 
 
 def test_ids_are_unique():
@@ -118,7 +118,7 @@ def test_every_condition_and_placeholder_is_a_fact(vary):
     assert len(conditions) > 100
     assert {one.removeprefix("not ") for one in conditions} <= set(known)
     for rule in RULES.values():
-        for text in (rule.path, rule.reason, rule.nearest or ""):
+        for text in (rule.path, rule.reason, rule.suggestion or ""):
             text.format(**known, item="")
         assert rule.when is None or rule.when
 
