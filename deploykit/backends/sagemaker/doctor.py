@@ -85,7 +85,7 @@ def requirements_of(job: JobSpec, options: Options, region: str) -> Requirements
         owner=options.owner,
         quota=options.quota,
         encrypted=options.encrypt_inter_container_traffic and job.resources.nodes > 1,
-        efa=catalog.accelerators(options.training_type).has_efa,
+        efa=catalog.has_efa(options.training_type),
         remote_debug=options.remote_debug,
         keys=_keys(options, region),
         secrets=_secret_services(job),

@@ -479,15 +479,15 @@ def _group_name_errors(wanted: str | None, names: Sequence[str]) -> list[str]:
 
 def _hardware_facts(job: JobSpec, options: Options) -> dict[str, Any]:
     kind, wanted = options.training_type, job.resources.gpus_per_node
-    accelerators = catalog.accelerators(kind)
-    gpus = accelerators.gpus if kind else None  # None: unknown
+    gpus = catalog.gpus(kind) if kind else None  # None: unknown
+    has_gpu = catalog.has_gpu(kind)
     enough = catalog.types_with_gpus(wanted)
     return {
         "gpus": gpus,
-        "has_gpu": accelerators.has_gpu,
-        "has_neuron": accelerators.has_neuron,
-        "has_efa": accelerators.has_efa,
-        "without_gpus": bool(kind) and not accelerators.has_gpu,
+        "has_gpu": has_gpu,
+        "has_neuron": catalog.has_neuron(kind),
+        "has_efa": catalog.has_efa(kind),
+        "without_gpus": bool(kind) and not has_gpu,
         "too_few_gpus": 0 < (gpus or 0) < wanted,
         "gpus_instead": f"gpus_per_node: {gpus}" + (f", or instance_type: {enough}" * bool(enough)),
         "shared_gpus": 0 < (gpus or 0) < job.resources.processes,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import UTC, datetime
 
 import boto3
 import pytest
+from botocore.stub import Stubber
 
 from deploykit.backends import sagemaker
+from deploykit.backends.sagemaker import aws as clients
 from deploykit.backends.sagemaker import jobs
 from deploykit.bundle import archive as bundles
 from tests.backends.sagemaker.sagemaker_jobs import vary
@@ -42,6 +45,22 @@ def planned(bundle):
         return sagemaker.plan(job, options, run=run, bundle=bundle)
 
     return plan
+
+
+@pytest.fixture(name="stub_client")
+def _stub_client(monkeypatch):
+    """Answer for a service with a script instead of a server; yields the Stubber."""
+    with contextlib.ExitStack() as stack:
+
+        def stub(service):
+            key = {"aws_access_key_id": "x", "aws_secret_access_key": "x"}
+            client = boto3.client(service, "us-east-1", **key)
+            monkeypatch.setattr(clients, "client", lambda *_: client)
+            stubber = stack.enter_context(Stubber(client))
+            stack.callback(stubber.assert_no_pending_responses)
+            return stubber
+
+        yield stub
 
 
 @pytest.fixture

@@ -158,7 +158,7 @@ def test_every_job_is_created_exactly_once(aws, tmp_path, monkeypatch, source):
     """In spite of errors, each submit succeeds and creates one job."""
     monkeypatch.setattr("botocore.endpoint.time.sleep", lambda _: None)
     aws.respond = Unreliable()
-    job, options = vary(sender="boto3")
+    job, options = vary()
     names = [f"digits-{number}" for number in range(JOBS)]
     for name in names:
         (source / "train.py").write_text(f"print('{name}')\n")  # so that each run uploads

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import boto3
 import pytest
-from botocore.stub import Stubber
 
 from deploykit.backends import sagemaker
 from deploykit.backends.sagemaker import aws as clients
@@ -66,7 +65,7 @@ def test_the_request_that_arrives_is_the_plan(aws, planned, tmp_path, sender):
 
 def test_the_bundle_is_uploaded_once(aws, planned, tmp_path, source):
     for run in ("digits-1", "digits-2"):
-        sagemaker.submit(planned(run, sender="boto3"), tmp_path)
+        sagemaker.submit(planned(run), tmp_path)
     puts = [one for one in aws.requests if one.method == "PUT"]
     assert len(puts) == 1
     assert len(sent_requests(aws)) == 2
@@ -81,7 +80,7 @@ def test_the_bundle_is_uploaded_once(aws, planned, tmp_path, source):
 
 
 def test_a_changed_source_is_uploaded_again(aws, tmp_path, source):
-    job, options = vary(sender="boto3")
+    job, options = vary()
     for run in ("digits-1", "digits-2"):
         plan = sagemaker.plan(job, options, run=run, bundle=bundles.scan(source, 10**6))
         sagemaker.submit(plan, tmp_path)
@@ -175,7 +174,7 @@ def test_only_the_endpoint_is_contacted_and_no_configuration_is_read(aws, tmp_pa
 
 def test_a_bucket_that_does_not_exist_is_refused(aws, planned, tmp_path):
     with pytest.raises(SubmitRefused) as caught:
-        sagemaker.submit(planned(sender="boto3", bucket="no-such-bucket"), tmp_path)
+        sagemaker.submit(planned(bucket="no-such-bucket"), tmp_path)
     assert caught.value.hint == "create the bucket, or correct sagemaker.bucket"
     assert sent_requests(aws) == []
 
@@ -184,7 +183,7 @@ def test_missing_credentials_are_reported(aws, planned, tmp_path, monkeypatch):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(NotPermitted, match="no valid AWS credentials"):
-        sagemaker.submit(planned(sender="boto3"), tmp_path)
+        sagemaker.submit(planned(), tmp_path)
     assert aws.requests == []
 
 
@@ -192,7 +191,7 @@ def test_an_unreachable_endpoint_is_reported(aws, planned, tmp_path, monkeypatch
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setattr(clients, "_ATTEMPTS", 1)
     with pytest.raises(BackendUnavailable, match="cannot reach AWS"):
-        sagemaker.submit(planned(sender="boto3"), tmp_path)
+        sagemaker.submit(planned(), tmp_path)
 
 
 REFUSALS = {
@@ -205,16 +204,9 @@ REFUSALS = {
 
 
 @pytest.fixture
-def stubbed(monkeypatch):
-    """A client with scripted answers, instead of a server."""
-    client = boto3.client(
-        "sagemaker", "us-east-1", aws_access_key_id="x", aws_secret_access_key="x"
-    )
-    monkeypatch.setattr(clients, "client", lambda *_: client)
+def stubbed(stub_client, monkeypatch):
     monkeypatch.setattr(submission, "upload", lambda _: None)
-    with Stubber(client) as stub:
-        yield stub
-        stub.assert_no_pending_responses()
+    return stub_client("sagemaker")
 
 
 @pytest.mark.parametrize(("code", "expected"), REFUSALS.items(), ids=REFUSALS)
@@ -224,7 +216,7 @@ def test_an_error_of_the_service_has_its_class_and_a_hint(
     kind, hint = expected
     stubbed.add_client_error("create_training_job", code, "the service's message")
     with pytest.raises(kind, match="the service's message") as caught:
-        sagemaker.submit(planned(sender="boto3"), tmp_path)
+        sagemaker.submit(planned(), tmp_path)
     assert type(caught.value) is kind
     assert hint in caught.value.hint
 
@@ -246,7 +238,7 @@ def test_the_hint_names_the_permission_that_was_denied(stubbed, planned, tmp_pat
     denied = f"User: {user} is not authorized to perform: iam:PassRole on resource: {ROLE} {why}"
     stubbed.add_client_error("create_training_job", "AccessDeniedException", denied)
     with pytest.raises(NotPermitted) as caught:
-        sagemaker.submit(planned(sender="boto3"), tmp_path)
+        sagemaker.submit(planned(), tmp_path)
     assert caught.value.hint == DENIALS[why]
 
 
@@ -254,20 +246,20 @@ def test_a_role_that_cannot_be_assumed_has_a_hint(stubbed, planned, tmp_path):
     message = "Could not assume role arn:aws:iam::123456789012:role/training."
     stubbed.add_client_error("create_training_job", "ValidationException", message)
     with pytest.raises(SubmitRefused) as caught:
-        sagemaker.submit(planned(sender="boto3"), tmp_path)
+        sagemaker.submit(planned(), tmp_path)
     assert "trust sagemaker.amazonaws.com" in caught.value.hint
 
 
 def test_an_existing_job_of_the_same_plan_is_accepted(stubbed, planned, tmp_path):
     stubbed.add_client_error("create_training_job", "ResourceInUse", "already exists")
-    plan = planned(sender="boto3")
+    plan = planned()
     stubbed.add_response("describe_training_job", described(plan), {"TrainingJobName": "digits-1"})
     assert sagemaker.submit(plan, tmp_path).id == "digits-1"
 
 
 def test_after_a_failed_answer_the_job_is_looked_up(stubbed, planned, tmp_path):
     stubbed.add_client_error("create_training_job", "InternalFailure", "broken")
-    plan = planned(sender="boto3")
+    plan = planned()
     stubbed.add_response("describe_training_job", described(plan))
     assert sagemaker.submit(plan, tmp_path).id == "digits-1"
 
@@ -292,7 +284,7 @@ DIFFERENCES = {
 def test_a_different_job_of_the_same_name_is_refused(
     stubbed, planned, tmp_path, code, field, changes
 ):
-    plan = planned(sender="boto3")
+    plan = planned()
     stubbed.add_client_error("create_training_job", code, "already exists")
     stubbed.add_response("describe_training_job", described(plan, **changes))
     with pytest.raises(SubmitRefused, match="a different training job digits-1") as caught:
@@ -305,23 +297,19 @@ def test_after_a_failed_answer_without_a_job_the_error_is_raised(stubbed, planne
     stubbed.add_client_error("create_training_job", "InternalFailure", "broken")
     stubbed.add_client_error("describe_training_job", "ValidationException", "job not found.")
     with pytest.raises(TryAgain, match="broken"):
-        sagemaker.submit(planned(sender="boto3"), tmp_path)
+        sagemaker.submit(planned(), tmp_path)
 
 
 def test_a_failed_answer_and_a_failed_lookup_are_uncertain(stubbed, planned, tmp_path):
     stubbed.add_client_error("create_training_job", "InternalFailure", "broken")
     stubbed.add_client_error("describe_training_job", "ThrottlingException", "busy")
     with pytest.raises(Uncertain, match="did not say whether the job exists"):
-        sagemaker.submit(planned(sender="boto3"), tmp_path)
+        sagemaker.submit(planned(), tmp_path)
 
 
 @pytest.fixture
-def stubbed_s3(monkeypatch):
-    client = boto3.client("s3", "us-east-1", aws_access_key_id="x", aws_secret_access_key="x")
-    monkeypatch.setattr(clients, "client", lambda *_: client)
-    with Stubber(client) as stub:
-        yield stub
-        stub.assert_no_pending_responses()
+def stubbed_s3(stub_client):
+    return stub_client("s3")
 
 
 def test_upload_works_without_permission_to_list(stubbed_s3, planned):
