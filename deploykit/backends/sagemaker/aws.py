@@ -46,7 +46,7 @@ _DAMAGED = frozenset({"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzCont
 """S3's error codes for an upload that arrived incomplete or changed."""
 _OF_HEAD = frozenset({"301", "400", "403", "404", "405", "412"})
 """Statuses with which S3 refuses a HEAD request."""
-_REDIRECTS = "redirects without end, which botocore follows"
+_REDIRECTS = "endless redirects, which botocore follows"
 _OTHER_REGION = frozenset({"301", "PermanentRedirect", "IllegalLocationConstraintException"})
 _REQUIRED: dict[str, dict[str, type]] = {
     "CreateTrainingJobResponse": {"TrainingJobArn": str},
@@ -130,10 +130,10 @@ def _descriptions() -> Any:
 
 @cache
 def _parsers() -> Any:
-    """Botocore's parsers of answers, which raise NoAnswerError for whatever they cannot read.
+    """Botocore's parsers of answers, which raise NoAnswerError for an unreadable one.
 
-    botocore reads an HTML page with status 200 as an empty answer, and fails on JSON that is no
-    object, too deep, or not UTF-8, with whatever exception its code meets.
+    botocore reads an HTML page with status 200 as an empty answer, and raises arbitrary exceptions
+    for JSON that is not an object, too deep, or not UTF-8.
     """
     from botocore.parsers import ResponseParserFactory
 

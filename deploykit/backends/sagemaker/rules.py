@@ -208,21 +208,23 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     yield from _check_profile(job, options)
     yield from _check_debugger(job)
     yield from _check_log_limit(job)
-    known = [problem for one in consequences(job, options) if (problem := one.problem())]
-    yield from known
-    errors = {problem.path for problem in known if problem.severity == "error"}
+    problems = [consequence.problem() for consequence in consequences(job, options)]
+    reported = [problem for problem in problems if problem]
+    yield from reported
+    errors = {problem.path for problem in reported if problem.severity == "error"}
     complete = _completed(options) if errors else options
+    rendered = request.render(job, complete, run=_ANY_RUN, bundle=_ANY_BUNDLE)
     try:
-        problems = request_problems(request.render(job, complete, run=_ANY_RUN, bundle=_ANY_BUNDLE))
+        refused = request_problems(rendered)
     except BackendUnavailable:
         if not errors:
             raise
         return
-    yield from (problem for problem in problems if problem.path not in errors)
+    yield from (problem for problem in refused if problem.path not in errors)
 
 
 def _check_plain(job: JobSpec, options: Options) -> Iterator[Problem]:
-    """Whether a script that starts its own processes gets a node without another launcher."""
+    """Report another launcher than the script, which starts its own processes."""
     if job.entrypoint.launcher != "python":
         return
     if options.distribution != "none":
@@ -234,7 +236,7 @@ def _check_plain(job: JobSpec, options: Options) -> Iterator[Problem]:
 
 
 def _check_profile(job: JobSpec, options: Options) -> Iterator[Problem]:
-    """Nsight Systems stands above a rank, which only deploykit's own torchrun allows."""
+    """Nsight Systems starts a rank, which only deploykit's own torchrun allows."""
     if (job.profile or "").startswith("nsys") and options.distribution != "none":
         message = "nsys needs ranks that deploykit starts, and here SageMaker's toolkit starts them"
         yield Problem("profile", message, "torch:20:25, which PyTorch's own profiler records")
@@ -268,7 +270,8 @@ def consequences(job: JobSpec, options: Options, today: dt.date | None = None) -
     `today` decides which images still receive patches; the default is today's date in UTC.
     """
     known = facts(job, options, today or dt.datetime.now(tz=dt.UTC).date())
-    return [one for group in rules().values() for rule in group for one in rule.apply(known)]
+    every_rule = (rule for group in rules().values() for rule in group)
+    return [consequence for rule in every_rule for consequence in rule.apply(known)]
 
 
 @cache

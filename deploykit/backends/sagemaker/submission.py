@@ -178,7 +178,7 @@ def _stored_checksum(client: Any, target: dict[str, str], region: str) -> str | 
 
 
 class _Watched(io.FileIO):
-    """A file that tells how much of it was read."""
+    """A file that reports how much of it was read."""
 
     def read(self, size: int | None = -1) -> bytes:
         piece = super().read(-1 if size is None else size)
