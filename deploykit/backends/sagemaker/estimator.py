@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -317,7 +317,7 @@ def sender(plan: Plan, client: Any) -> Callable[[], Mapping[str, Any]]:
         plan.job, plan.options, run=plan.run, bundle=plan.bundle.hash
     ) | {"region": plan.target}
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # the SDK prints when it is imported
+        with contextlib.redirect_stdout(io.StringIO()):  # the SDK prints when it is imported
             sent, create = intercept(arguments, session(arguments, client))
     except REFUSALS as error:
         raise SubmitRefused(f"the SageMaker SDK refuses this job: {error}") from error
@@ -332,7 +332,7 @@ def sender(plan: Plan, client: Any) -> Callable[[], Mapping[str, Any]]:
         client.meta.events.register(
             "after-call.sagemaker.CreateTrainingJob", lambda parsed, **_: answers.append(parsed)
         )
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(io.StringIO()):
             create(sent)
         return answers[-1]
 
