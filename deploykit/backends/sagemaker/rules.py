@@ -312,7 +312,7 @@ def request_problems(rendered: Mapping[str, Any]) -> list[Problem]:
 def _shapes() -> Any:
     """The newest description of SageMaker's requests in the installed botocore.
 
-    Read as data: importing botocore takes longer than the rest of a dry run.
+    Read as data: importing botocore would add a third to the time of a dry run.
     """
     spec = importlib.util.find_spec("botocore")
     if spec is None or spec.origin is None:
