@@ -17,6 +17,7 @@ from deploykit.backends.sagemaker import rules as oracle
 from deploykit.backends.sagemaker.options import Channel, InstanceGroup, ModelParallel
 from tests.backends.sagemaker.sagemaker_jobs import vary
 from tests.backends.sagemaker.sdk_requests import sdk_requests
+from tests.backends.sagemaker.test_sagemaker_request_settings import SETTINGS
 
 pytestmark = pytest.mark.slow
 
@@ -182,10 +183,16 @@ def every_image():
 
 
 @pytest.fixture(scope="module")
-def answers(jobs, every_image, tmp_path_factory):
+def golden():
+    """The jobs of golden/requests.json whose image the SDK and the oracle know."""
+    return [vary(**changes) for changes in SETTINGS.values() if is_valid(changes)]
+
+
+@pytest.fixture(scope="module")
+def answers(jobs, golden, every_image, tmp_path_factory):
     arguments = [
         estimator.estimator_arguments(*pair, run=f"digits-{number}", bundle=HASH)
-        for number, pair in enumerate(jobs)
+        for number, pair in enumerate([*jobs, *golden])
     ]
     return sdk_requests(tmp_path_factory.mktemp("sdk"), arguments, every_image)
 
@@ -197,9 +204,10 @@ def leaves(value):
     return sum(map(leaves, value)) if isinstance(value, list) else 1
 
 
-def test_requests_are_equal(jobs, answers, record_property):
+def test_requests_are_equal(jobs, golden, answers, record_property):
     different, fields = {}, 0
-    for number, (pair, from_sdk) in enumerate(zip(jobs, answers["requests"], strict=True)):
+    pairs = zip([*jobs, *golden], answers["requests"], strict=True)
+    for number, (pair, from_sdk) in enumerate(pairs):
         rendered = request.render(*pair, run=f"digits-{number}", bundle=HASH)
         fields += leaves(rendered)
         if rendered != from_sdk:
@@ -207,7 +215,9 @@ def test_requests_are_equal(jobs, answers, record_property):
     record_property("jobs", len(jobs))
     record_property("fields", fields)
     assert different == {}
-    assert len({json.dumps(request, sort_keys=True) for request in answers["requests"]}) == COUNT
+    distinct = {json.dumps(request, sort_keys=True) for request in answers["requests"]}
+    assert len(distinct) == COUNT + len(golden)
+    assert len(golden) > len(SETTINGS) / 2
 
 
 def test_check_accepts_all_jobs(jobs):
