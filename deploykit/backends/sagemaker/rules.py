@@ -398,17 +398,19 @@ def facts(job: JobSpec, options: Options, today: dt.date) -> dict[str, Any]:
     each part of the job to which a rule applies. `today` decides which images still receive
     patches. With `instance_groups`, facts about hardware are those of the group that trains.
     """
+    where, kind = region(options), options.training_type
     return {
         **vars(job),
         **vars(job.resources),
         **vars(options),
-        "region": region(options),
+        "region": where,
+        "training_type": kind,
         **_launch_facts(job, options),
         **_instance_facts(job, options),
-        **_hardware_facts(job, options),
-        **_image_facts(options),
-        **_version_facts(options, today),
-        **_service_facts(job, options),
+        **_hardware_facts(job, kind),
+        **_image_facts(options.image_uri or "", where),
+        **_version_facts(options, where or "", today),
+        **_service_facts(job, options, where),
         **_data_facts(job, options),
         **_secret_facts(job),
     }
@@ -455,7 +457,6 @@ def _instance_facts(job: JobSpec, options: Options) -> dict[str, Any]:
     return {
         "types": types,
         "types_with_nvme": [kind for kind in dict.fromkeys(types) if catalog.has_nvme(kind)],
-        "training_type": options.training_type,
         "group": training,
         "group_size": training.instance_count if training else None,
         "group_of_other_size": training is not None
@@ -480,8 +481,8 @@ def _group_name_errors(wanted: str | None, names: Sequence[str]) -> list[str]:
     return [f"is {wanted}, which is not in instance_groups{f' ({hint})' if hint else ''}"]
 
 
-def _hardware_facts(job: JobSpec, options: Options) -> dict[str, Any]:
-    kind, wanted = options.training_type, job.resources.gpus_per_node
+def _hardware_facts(job: JobSpec, kind: str) -> dict[str, Any]:
+    wanted = job.resources.gpus_per_node
     gpus = catalog.gpus(kind) if kind else None  # None: unknown
     has_gpu = catalog.has_gpu(kind)
     enough = catalog.types_with_gpus(wanted)
@@ -501,9 +502,8 @@ def _hardware_facts(job: JobSpec, options: Options) -> dict[str, Any]:
     }
 
 
-def _image_facts(options: Options) -> dict[str, Any]:
+def _image_facts(name: str, job_region: str | None) -> dict[str, Any]:
     """`image` is what the name of `image_uri` says; None if it is not an AWS image."""
-    name = options.image_uri or ""
     image, where = catalog.parse_image(name), catalog.ecr_region(name)
     return {
         "image": image,
@@ -514,14 +514,14 @@ def _image_facts(options: Options) -> dict[str, Any]:
         "image_without_mpi4py": image is not None and image.repository == "pytorch",
         "image_region": where,
         "image_outside_ecr": bool(name) and where is None,
-        "image_in_other_region": bool(where) and where != region(options),
+        "image_in_other_region": bool(where) and where != job_region,
     }
 
 
-def _version_facts(options: Options, today: dt.date) -> dict[str, Any]:
+def _version_facts(options: Options, where: str, today: dt.date) -> dict[str, Any]:
     """`version` is PyTorch of AWS's own image, as chosen; empty with `image_uri`."""
     version = "" if options.image_uri is not None else options.framework_version or ""
-    smp, where = options.distribution == "smdistributed.modelparallel", region(options) or ""
+    smp = options.distribution == "smdistributed.modelparallel"
     python = catalog.VERSIONS.get(version)
     if smp:
         python = catalog.SMP_IMAGES.get(version, (None, None))[0]
@@ -550,8 +550,8 @@ def _version_facts(options: Options, today: dt.date) -> dict[str, Any]:
     }
 
 
-def _service_facts(job: JobSpec, options: Options) -> dict[str, Any]:
-    limit, where = job.resources.time_limit, region(options)
+def _service_facts(job: JobSpec, options: Options, where: str | None) -> dict[str, Any]:
+    limit = job.resources.time_limit
     arguments = sum(map(len, argument_vector(backend.command(job)).values()))
     network = {"subnets": options.subnets, "security_group_ids": options.security_group_ids}
     arns = {
