@@ -33,7 +33,7 @@ from typing import Any, Self
 _TOP = Path(__file__).resolve().parent.parent
 _TARGETS = {"slurm": (23, 260), "sagemaker": (27, 370)}
 """Files and switches at most (CONTRIBUTING.md, "The trip of a submit")."""
-_PRICE = ("cost/", "backends/sagemaker/job_cost.py")
+_PRICE = ("cost/", "backends/sagemaker/offers.py")
 """Files that compute the line about the price; they are counted apart."""
 _SAGEMAKER = {
     "role": "arn:aws:iam::123456789012:role/training",

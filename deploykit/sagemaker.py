@@ -6,8 +6,8 @@
 
     estimator("job.yaml").fit()
 
-Requires the SageMaker SDK 2.x (``pip install 'deploykit[sagemaker]'``), which is imported only when
-`estimator` is called. https://sagemaker.readthedocs.io/en/v2/
+Requires the SageMaker SDK 2.x (``sagemaker<3``), which is imported only when `estimator` is called:
+https://sagemaker.readthedocs.io/en/v2/
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 
 from deploykit.job.file import Overrides
 from deploykit.job.job import Job, source
-from deploykit.lib.errors import BackendUnavailable
 from deploykit.run import lifecycle
 
 
@@ -37,12 +36,10 @@ def estimator(
     Raises JobFileError with every problem of the job, and BackendUnavailable if the SDK is not
     installed.
     """
-    from deploykit.backends.sagemaker import sdk, submission
+    from deploykit.backends.sagemaker import estimator as sdk
+    from deploykit.backends.sagemaker import submission
 
-    if not submission.sdk_available():
-        raise BackendUnavailable(
-            "the SageMaker SDK 2.x is not installed", hint="pip install 'deploykit[sagemaker]'"
-        )
+    sdk.require()
     plan = lifecycle.prepare(source(job), overrides, "sagemaker", run).plan
     arguments = sdk.estimator_arguments(
         plan.job, plan.options, run=plan.run, bundle=plan.bundle.hash

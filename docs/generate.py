@@ -23,7 +23,8 @@ import sagemaker_oracle
 import words
 
 from deploykit.backends import base as backend
-from deploykit.backends.sagemaker import oracle, request
+from deploykit.backends.sagemaker import request
+from deploykit.backends.sagemaker import rules as oracle
 from deploykit.bundle import node_plane, source_tree
 from deploykit.cli import diagnose, doctor
 from deploykit.cli import main as cli

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from deploykit.backends.sagemaker import catalog, oracle
+from deploykit.backends.sagemaker import catalog
+from deploykit.backends.sagemaker import rules as oracle
 from deploykit.backends.sagemaker.options import Options
 from deploykit.job.decode import decode
 from deploykit.job.model import JobSpec, Problem
@@ -93,17 +94,17 @@ def rows(rules: tuple[oracle.OracleRule, ...], today: dt.date) -> Iterator[list[
 
 def _row(rule: oracle.OracleRule, example: Example, today: dt.date) -> list[str]:
     spec, options, problems = job(example.change)
-    reason, nearest = rule.reason, rule.nearest
+    reason, suggestion = rule.reason, rule.suggestion
     if spec is not None and options is not None and not problems:
         consequences = oracle.consequences(spec, options, today)
         applied = next(one for one in consequences if one.rule is rule)
-        reason, nearest = f"`{applied.path}`: {applied.reason}", applied.nearest
+        reason, suggestion = f"`{applied.path}`: {applied.reason}", applied.suggestion
     return [
         "<br>".join(f"`{line}`" for line in _shown(example)) or "nothing special",
         "" if example.sdk == "not asked" else example.sdk,
         f"**{rule.verdict.value}**",
         f"{reason} ([source]({rule.source}))",
-        nearest or "",
+        suggestion or "",
     ]
 
 

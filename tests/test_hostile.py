@@ -103,7 +103,7 @@ SAGEMAKER = st.just(GOOD_SAGEMAKER) | st.fixed_dictionaries(
         "max_wait": mostly("2h"),
         "encrypt_inter_container_traffic": mostly(True),
         "keep_alive": mostly("10m"),
-        "sender": mostly("auto"),
+        "sender": mostly("boto3"),
         "image_uri": TEXT,
         "tags": st.dictionaries(TEXT, TEXT, max_size=3),
         "subnets": st.lists(TEXT, max_size=2),

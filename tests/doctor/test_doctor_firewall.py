@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deploykit.backends.sagemaker import requirements
-from deploykit.backends.sagemaker.sections import InstanceGroup
+from deploykit.backends.sagemaker import doctor
+from deploykit.backends.sagemaker.options import InstanceGroup
 from deploykit.doctor.aws import firewall, network, policies
 from deploykit.doctor.aws.network import AclEntry, SecurityGroupRule
 from deploykit.doctor.aws.requirements import Flow
@@ -109,7 +109,7 @@ def test_policies_are_read_as_iam_reads_them(statements, said):
 )
 def test_the_service_of_an_endpoint(service, named):
     raw = {"VpcEndpointId": "vpce-1", "VpcId": "vpc-1", "ServiceName": service}
-    job = requirements.of_job(*vary(), "us-east-1")
+    job = doctor.requirements_of(*vary(), "us-east-1")
     answers = {"describe-vpc-endpoints": {"VpcEndpoints": [raw]}}
     assert [one.service for one in network.parse(job, answers).endpoints] == [named]
 
@@ -117,7 +117,7 @@ def test_the_service_of_an_endpoint(service, named):
 def test_a_job_of_several_groups_needs_the_type_that_trains():
     groups = (InstanceGroup("cpu", "ml.c5.xlarge", 1), InstanceGroup("gpu", "ml.p4d.24xlarge", 2))
     changes = {"instance_type": None, "instance_groups": groups, "distribution_group": "gpu"}
-    found = requirements.of_job(*vary(distribution="mpi", **changes), "us-east-1")
+    found = doctor.requirements_of(*vary(distribution="mpi", **changes), "us-east-1")
     assert (found.instance_type, found.nodes) == ("p4d.24xlarge", 2)
     assert found.quota == "ml.p4d.24xlarge for training job usage"
 
@@ -127,5 +127,5 @@ def test_a_job_of_several_groups_needs_the_type_that_trains():
     [("torch_distributed", 7777), ("smdistributed.modelparallel", 7777), ("mpi", 22)],
 )
 def test_the_port_by_which_the_ranks_are_started(distribution, port):
-    (flow,) = requirements.of_job(*vary(distribution=distribution), "us-east-1").peers
+    (flow,) = doctor.requirements_of(*vary(distribution=distribution), "us-east-1").peers
     assert flow.ports[0] == (port, port)

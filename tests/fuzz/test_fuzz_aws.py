@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deploykit.backends.sagemaker import doctor, monitor
+from deploykit.backends.sagemaker import doctor, jobs
 from deploykit.backends.slurm import doctor as slurm_doctor
 from deploykit.backends.slurm import options as slurm_options
 from deploykit.backends.slurm import site
@@ -238,7 +238,7 @@ def job(chance):
 @given(answer=made(job), reason=spoiled(TRAINING_JOB["FailureReason"]))
 def test_any_training_job_has_a_status(answer, reason):
     for job_description in (answer, {**TRAINING_JOB, "FailureReason": reason}):
-        status = monitor._status(job_description)
+        status = jobs._status(job_description)
         assert isinstance(status, Status)
         assert isinstance(status.state, State)
         texts = (status.native, status.reason, status.output)
@@ -266,13 +266,13 @@ def test_any_training_job_has_a_status(answer, reason):
 )
 def test_a_training_job_with_a_field_of_another_type_has_a_status(change):
     """Each but the last once ended `status` with exit code 70."""
-    assert isinstance(monitor._status({**TRAINING_JOB, **change}), Status)
+    assert isinstance(jobs._status({**TRAINING_JOB, **change}), Status)
 
 
 @given(event=unlike(EVENT), stream=spoiled("one-1/algo-1-1795224368"))
 def test_any_log_event_is_a_line(event, stream):
     client = _Logs([event] if isinstance(event, dict) else [])
-    lines = list(monitor._new_lines(client, stream, {}))
+    lines = list(jobs._new_lines(client, stream, {}))
     for order, line in lines:
         assert isinstance(order[0], int)
         assert (type(line), type(line.text)) == (LogLine, str)

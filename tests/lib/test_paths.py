@@ -31,7 +31,7 @@ WORDS = {
     "local": ["--set", "resources.nodes=2"],
     "slurm": ["--set", "resources.nodes=2"],
     "slurm-array": ["--set", "slurm.array=2"],
-    "sagemaker": ["--set", "sagemaker.sender=sdk"],
+    "sagemaker": [],
 }
 
 

@@ -22,7 +22,7 @@ from deploykit.lib.errors import (
 _ATTEMPTS = 5
 _TIMEOUT = 60.0
 """Seconds for a connection and for an answer: botocore's defaults."""
-_PATIENCE = 5.0
+_PROBE_TIMEOUT = 5.0
 """Seconds for a question whose only purpose is to learn whether AWS answers."""
 _CREDENTIALS = "aws configure, aws sso login, AWS_PROFILE"
 _LOGIN = "log in again (aws sso login, or new keys) and check with: aws sts get-caller-identity"
@@ -46,7 +46,7 @@ _DAMAGED = frozenset({"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzCont
 """S3's error codes for an upload that arrived incomplete or changed."""
 _OF_HEAD = frozenset({"301", "400", "403", "404", "405", "412"})
 """Statuses with which S3 refuses a HEAD request."""
-_REDIRECTS = "redirects without end, which botocore follows"
+_REDIRECTS = "endless redirects, which botocore follows"
 _OTHER_REGION = frozenset({"301", "PermanentRedirect", "IllegalLocationConstraintException"})
 _REQUIRED: dict[str, dict[str, type]] = {
     "CreateTrainingJobResponse": {"TrainingJobArn": str},
@@ -59,7 +59,7 @@ _REQUIRED: dict[str, dict[str, type]] = {
     "PutObjectOutput": {"ETag": str},
 }
 """Output of an operation -> the fields that each answer of AWS has, among those that are used."""
-_QUOTED = 60
+_MAX_QUOTED = 60
 """Characters of an invalid answer that a message quotes."""
 _FIRST_ERROR = 300
 """The lowest status of an answer that is an error or a redirect."""
@@ -91,7 +91,7 @@ def identify(region: str | None) -> None:
 
 def account(region: str) -> str:
     """The account of the credentials. Raises what `errors` raises."""
-    sts = client("sts", region, attempts=1, timeout=_PATIENCE)
+    sts = client("sts", region, attempts=1, timeout=_PROBE_TIMEOUT)
     with errors(region):
         identity = sts.get_caller_identity()
     return str(identity.get("Account", ""))
@@ -130,10 +130,10 @@ def _descriptions() -> Any:
 
 @cache
 def _parsers() -> Any:
-    """Botocore's parsers of answers, which raise NoAnswerError for whatever they cannot read.
+    """Botocore's parsers of answers, which raise NoAnswerError for an unreadable one.
 
-    botocore reads an HTML page with status 200 as an empty answer, and fails on JSON that is no
-    object, too deep, or not UTF-8, with whatever exception its code meets.
+    botocore reads an HTML page with status 200 as an empty answer, and raises arbitrary exceptions
+    for JSON that is not an object, too deep, or not UTF-8.
     """
     from botocore.parsers import ResponseParserFactory
 
@@ -182,7 +182,7 @@ def _described(response: Mapping[str, Any]) -> str:
     """Quote the beginning: ``HTTP 200, text/html: <html> ...``."""
     kind = response["headers"].get("content-type", "no content type")
     text = " ".join(response["body"].decode(errors="replace").split())
-    quoted = f"{text[:_QUOTED]}..." if len(text) > _QUOTED else text or "empty"
+    quoted = f"{text[:_MAX_QUOTED]}..." if len(text) > _MAX_QUOTED else text or "empty"
     return f"HTTP {response['status_code']}, {kind}: {quoted}"
 
 
@@ -234,6 +234,9 @@ def errors(region: str) -> Iterator[None]:
         botocore.ProfileNotFound,
     ) as error:
         raise NotPermitted(f"no valid AWS credentials: {error}", hint=_CREDENTIALS) from error
+    except botocore.ParamValidationError as error:
+        hint = "pip install -U boto3, which may be too old for a setting of the job"
+        raise SubmitRefused(f"boto3 refuses the request: {error}", hint=hint) from error
     except botocore.BotoCoreError as error:
         if "recursion depth" in str(error):
             raise _no_answer(region, _REDIRECTS) from error

@@ -11,7 +11,6 @@ from __future__ import annotations
 import datetime as dt
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
 
 VERSIONS = {
     "2.0.0": "py310",
@@ -226,33 +225,22 @@ def has_gpu(instance_type: str) -> bool:
     return instance_type.startswith(("ml.g", "ml.p"))
 
 
-class Accelerators(NamedTuple):
-    """What an instance type is known to have."""
-
-    gpus: int | None
-    """GPUs of one instance; None if the number is unknown."""
-    has_gpu: bool
-    has_neuron: bool
-    has_efa: bool
+def has_neuron(instance_type: str) -> bool:
+    """Whether the instance family has Trainium or Inferentia devices."""
+    return instance_type.startswith(("ml.trn", "ml.inf"))
 
 
-def accelerators(instance_type: str) -> Accelerators:
-    """The GPUs, Neuron devices and Elastic Fabric Adapter of an instance type."""
-    return Accelerators(
-        _gpus(instance_type),
-        has_gpu(instance_type),
-        instance_type.startswith(("ml.trn", "ml.inf")),
-        _EFA.fullmatch(instance_type) is not None,
-    )
+def has_efa(instance_type: str) -> bool:
+    """Whether the type is known to have an Elastic Fabric Adapter on SageMaker."""
+    return _EFA.fullmatch(instance_type) is not None
 
 
-def _gpus(instance_type: str) -> int | None:
+def gpus(instance_type: str) -> int | None:
+    """The GPUs of one instance; None if the number is unknown."""
     if not has_gpu(instance_type):
         return 0
-    for count, types in _GPUS:
-        if re.fullmatch(types, instance_type):
-            return count
-    return None
+    counts = (count for count, types in _GPUS if re.fullmatch(types, instance_type))
+    return next(counts, None)
 
 
 def types_with_gpus(count: int) -> str:

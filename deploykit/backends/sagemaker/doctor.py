@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from deploykit.backends import base as backend
 from deploykit.backends.sagemaker import aws as clients
-from deploykit.backends.sagemaker import requirements
+from deploykit.backends.sagemaker import catalog
 from deploykit.backends.sagemaker.options import Options, region
 from deploykit.doctor import aws
 from deploykit.doctor.aws import collect, network
+from deploykit.doctor.aws.requirements import EPHEMERAL, ESP, IKE, Flow, Ports, Requirements
+from deploykit.job import checks
 from deploykit.job.model import JobSpec
 from deploykit.lib.errors import NotFound, NotPermitted
 from deploykit.lib.finding import Finding, Fix
@@ -27,7 +30,7 @@ def examine(
 ) -> Iterator[Finding]:
     """Findings about the account and the network, live or from a folder of saved responses."""
     where = region(options) or ""
-    required = requirements.of_job(job, options, where)
+    required = requirements_of(job, options, where)
     try:
         if saved:
             answers = collect.load(saved)
@@ -59,3 +62,73 @@ def reading(saved: Path | None) -> Iterator[None]:
             f"the facts in {saved} are not valid responses from AWS: {error!r:.200}",
             hint="save them with `deploykit doctor --save FOLDER` or `aws ... --output json`",
         ) from error
+
+
+_TORCHRUN: Ports = (7777, 7777)
+"""MASTER_PORT of SageMaker's launcher:
+https://github.com/aws/sagemaker-training-toolkit (torch_distributed.py)."""
+_SSH: Ports = (22, 22)
+
+
+def requirements_of(job: JobSpec, options: Options, region: str) -> Requirements:
+    """The requirements of a valid job file."""
+    written, read = _buckets(job, options)
+    return Requirements(
+        region=region,
+        role=options.role,
+        instance_type=options.training_type.removeprefix("ml."),
+        nodes=job.resources.nodes,
+        subnets=options.subnets,
+        groups=options.security_group_ids,
+        written=written,
+        read=read,
+        owner=options.owner,
+        quota=options.quota,
+        efa=catalog.has_efa(options.training_type),
+        remote_debug=options.remote_debug,
+        keys=_keys(options, region),
+        secrets=_secret_services(job),
+        peers=_flows_between_nodes(job, options),
+    )
+
+
+def _buckets(job: JobSpec, options: Options) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The buckets that the job writes, and those that it only reads."""
+    by_key = {key: location.split("/")[2] for key, location in backend.addresses(job).items()}
+    written = {options.bucket}
+    written |= {by_key[key] for key in ("output", "checkpoints") if key in by_key}
+    return tuple(sorted(written)), tuple(sorted(set(by_key.values()) - written))
+
+
+def _keys(options: Options, region: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The KMS keys of the output and the disks, with the role's actions on each.
+
+    https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-roles.html (CreateTrainingJob)
+    """
+    named = (
+        (options.output_kms_key, ("kms:Decrypt", "kms:Encrypt", "kms:GenerateDataKey")),
+        (options.volume_kms_key, ("kms:CreateGrant",)),
+    )
+    account = options.role.split(":")[4]
+    return tuple((_key_arn(key, region, account), actions) for key, actions in named if key)
+
+
+def _key_arn(key: str, region: str, account: str) -> str:
+    """The ARN of a key that a policy can name; ``*`` for an alias, which none can."""
+    if "alias/" in key:
+        return "*"
+    return key if key.startswith("arn:") else f"arn:aws:kms:{region}:{account}:key/{key}"
+
+
+def _secret_services(job: JobSpec) -> tuple[str, ...]:
+    services = (value.split(":")[1] for value in job.env.values() if checks.is_secret(value))
+    return tuple(sorted(set(services)))
+
+
+def _flows_between_nodes(job: JobSpec, options: Options) -> tuple[Flow, ...]:
+    if job.resources.nodes == 1:
+        return ()
+    plain = job.entrypoint.launcher == "python"
+    launcher = _TORCHRUN if options.by_torchrun or plain else _SSH
+    encryption = (IKE, ESP) if options.encrypt_inter_container_traffic else ()
+    return (Flow("tcp", (launcher, EPHEMERAL)), *encryption)

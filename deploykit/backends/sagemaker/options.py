@@ -3,15 +3,178 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
-from deploykit.backends.sagemaker import catalog, sections
-from deploykit.backends.sagemaker.sections import Channel, InstanceGroup, ModelParallel
+from deploykit.backends.sagemaker import catalog
 from deploykit.doctor import aws_names
-from deploykit.job.decode import Bounds, Duration, Help
+from deploykit.job.decode import Bounds, Duration, Help, Pattern
 from deploykit.job.model import CHANNEL, JobSpec
+
+ROLE = Pattern(
+    r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[a-zA-Z0-9_+=,.@/-]+",
+    "the full ARN of an execution role (aws iam get-role --role-name NAME --query Role.Arn)",
+)
+INSTANCE_TYPE = Pattern(r"ml\.[a-z0-9-]+\.[a-z0-9]+", "a type such as ml.g5.12xlarge")
+ACCOUNT = Pattern(r"[0-9]{12}", "an account ID of 12 digits")
+PREFIX = Pattern(
+    r"[A-Za-z0-9_.=-]+(/[A-Za-z0-9_.=-]+)*", "folders, without a leading or trailing slash"
+)
+SUBNET = Pattern(r"subnet-[0-9a-zA-Z]{1,25}", "an ID such as subnet-0a1b2c3d")
+SECURITY_GROUP = Pattern(r"sg-[0-9a-zA-Z]{1,29}", "an ID such as sg-0a1b2c3d")
+IMAGE = Pattern(r"[!-~]{1,255}", "an image such as ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME:TAG")
+VERSION = Pattern(r"[0-9]+\.[0-9]+\.[0-9]+", "a full version such as 2.8.0")
+PYTHON = Pattern(r"py3[0-9]{0,2}", "a Python version such as py312")
+TAG = Pattern(r"[\w\s.:/=+@-]{0,256}", "letters, digits, blanks and _.:/=+-@, at most 256")
+KEY = Pattern(r"[a-zA-Z0-9:/_-]{1,2048}", "the ID, ARN or alias of a KMS key")
+S3 = Pattern(
+    r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\x00-\x1f\x7f]*)?",
+    "an S3 location such as s3://bucket/a",
+)
+GROUP = Pattern(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}", "letters, digits, hyphens and underscores")
+FILE_SYSTEM = Pattern(r"fs-[0-9a-f]{8,18}", "an ID such as fs-0123456789abcdef0")
+DIRECTORY = Pattern(r"/[^\x00-\x1f\x7f]{0,4095}", "an absolute path such as /fsx/train")
+LINE = Pattern(r"[ -~]{1,256}", "printable ASCII on one line, at most 256 characters")
+METRIC = Pattern(r".{1,255}", "one line, at most 255 characters")
+REGEX = Pattern(r".{1,500}", "a regular expression of at most 500 characters, on one line")
+PLAN = Pattern(
+    r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:[0-9]{12}:training-plan/[!-~]+", "a training plan's ARN"
+)
+
+
+_JAVAS = re.compile(r"\(\?<(?=\w)|\\p\{")
+"""What Java's regular expressions have, and Python's do not: nothing is known of such a pattern."""
+
+
+def has_group(pattern: str) -> bool:
+    """Whether a pattern compiles and has a group, from which SageMaker takes the value."""
+    if _JAVAS.search(pattern):
+        return True
+    try:
+        return re.compile(pattern).groups > 0
+    except (re.error, OverflowError, RecursionError):
+        return False
+
+
+@dataclass(frozen=True)
+class InstanceGroup:
+    """Instances of one type in a heterogeneous cluster."""
+
+    name: Annotated[str, Help("Name of the group.", example="gpu"), GROUP]
+    instance_type: Annotated[
+        str, Help("Type of its instances.", example="ml.p4d.24xlarge"), INSTANCE_TYPE
+    ]
+    instance_count: Annotated[int, Help("Number of instances.", example="2"), Bounds(1)]
+
+
+@dataclass(frozen=True)
+class Channel:
+    """How an input channel is read.
+
+    Sources and input modes: https://docs.aws.amazon.com/sagemaker/latest/dg/model-access-training-data.html
+    """
+
+    s3: Annotated[
+        str | None, Help("S3 location. Default: `data.NAME`.", "s3://my-bucket/train"), S3
+    ] = None
+    s3_data_type: Annotated[
+        Literal["S3Prefix", "ManifestFile", "AugmentedManifestFile"],
+        Help("What `s3` names: a prefix of objects, or one file that lists objects."),
+    ] = "S3Prefix"
+    s3_distribution: Annotated[
+        Literal["FullyReplicated", "ShardedByS3Key"],
+        Help("Whether every node gets all objects, or each node a share of them."),
+    ] = "FullyReplicated"
+    input_mode: Annotated[
+        Literal["File", "FastFile", "Pipe"],
+        Help(
+            "`File`: downloaded before the program starts. `FastFile`: streamed from S3 when "
+            "opened. `Pipe`: one FIFO per epoch, `DEPLOYKIT_DATA_<NAME>` followed by `_0`, `_1`, "
+            "..."
+        ),
+    ] = "File"
+    attribute_names: Annotated[
+        tuple[Annotated[str, METRIC], ...],
+        Help("Keys to read from each line of an augmented manifest, at most 16.", "[source-ref]"),
+    ] = ()
+    content_type: Annotated[
+        str | None, Help("MIME type of the data.", example="text/csv"), LINE
+    ] = None
+    compression: Annotated[
+        Literal["None", "Gzip"], Help("`Gzip`: decompress the data; `Pipe` mode only.")
+    ] = "None"
+    record_wrapping: Annotated[
+        Literal["None", "RecordIO"],
+        Help("`RecordIO`: wrap each object in a record; `Pipe` mode only."),
+    ] = "None"
+    shuffle_seed: Annotated[
+        int | None,
+        Help("Seed for shuffling the objects, or the lines of an augmented manifest."),
+    ] = None
+    instance_groups: Annotated[
+        tuple[Annotated[str, GROUP], ...],
+        Help("Instance groups that receive the channel, at most 5. Default: all."),
+    ] = ()
+    file_system_id: Annotated[
+        str | None,
+        Help("File system, instead of S3; requires `subnets`.", example="fs-0123456789abcdef0"),
+        FILE_SYSTEM,
+    ] = None
+    file_system_type: Annotated[Literal["FSxLustre", "EFS"], Help("Type of the file system.")] = (
+        "FSxLustre"
+    )
+    directory_path: Annotated[
+        str | None,
+        Help(
+            "Directory in the file system; for FSx, it begins with the mount name.",
+            example="/fsx/train",
+        ),
+        DIRECTORY,
+    ] = None
+    file_system_access: Annotated[Literal["ro", "rw"], Help("Read-only, or read and write.")] = "ro"
+
+
+@dataclass(frozen=True)
+class ModelParallel:
+    """Parameters of SageMaker's model parallel library, version 2. Omitted keys are not sent.
+
+    https://docs.aws.amazon.com/sagemaker/latest/dg/distributed-model-parallel-v2-reference.html
+    """
+
+    hybrid_shard_degree: Annotated[
+        int | None,
+        Help("Ranks that shard one copy of the weights; 0: as the script configures FSDP.", "8"),
+        Bounds(0),
+    ] = None
+    tensor_parallel_degree: Annotated[
+        int | None, Help("Ranks that split each layer."), Bounds(1)
+    ] = None
+    context_parallel_degree: Annotated[
+        int | None, Help("Ranks that split each sequence."), Bounds(1)
+    ] = None
+    expert_parallel_degree: Annotated[
+        int | None, Help("Ranks that split the experts of a layer."), Bounds(1)
+    ] = None
+    sm_activation_offloading: Annotated[bool | None, Help("Offload activations to CPU memory.")] = (
+        None
+    )
+    activation_loading_horizon: Annotated[
+        int | None, Help("Layers whose offloaded activations are prefetched."), Bounds(1)
+    ] = None
+    fsdp_cache_flush_warnings: Annotated[
+        bool | None, Help("Warn when the memory cache is flushed.")
+    ] = None
+    allow_empty_shards: Annotated[
+        bool | None, Help("Allow a rank to hold no part of a tensor.")
+    ] = None
+    random_seed: Annotated[int | None, Help("Random seed of the library.")] = None
+
+    def parameters(self) -> dict[str, int | bool]:
+        """The parameters that are set, by the library's names."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
 
 Distribution = Literal[
     "torch_distributed",
@@ -52,7 +215,7 @@ class Options:
             "`aws iam get-role --role-name NAME --query Role.Arn` prints it.",
             example="arn:aws:iam::123456789012:role/training",
         ),
-        sections.ROLE,
+        ROLE,
     ]
     bucket: Annotated[
         str,
@@ -65,7 +228,7 @@ class Options:
     instance_type: Annotated[
         str | None,
         Help("Instance type of each node; this or `instance_groups`.", example="ml.g5.12xlarge"),
-        sections.INSTANCE_TYPE,
+        INSTANCE_TYPE,
     ] = None
     instance_groups: Annotated[
         tuple[InstanceGroup, ...],
@@ -78,7 +241,7 @@ class Options:
             "other groups run the program without ranks.",
             example="gpu",
         ),
-        sections.GROUP,
+        GROUP,
     ] = None
     bucket_owner: Annotated[
         str | None,
@@ -87,11 +250,9 @@ class Options:
             "account. Default: the account in `role`.",
             example='"123456789012"',
         ),
-        sections.ACCOUNT,
+        ACCOUNT,
     ] = None
-    prefix: Annotated[str, Help("Folder in the bucket.", example="deploykit"), sections.PREFIX] = (
-        "deploykit"
-    )
+    prefix: Annotated[str, Help("Folder in the bucket.", example="deploykit"), PREFIX] = "deploykit"
     region: Annotated[
         str | None,
         Help("Region of the job. Default: AWS_REGION, then AWS_DEFAULT_REGION.", "us-east-1"),
@@ -100,22 +261,22 @@ class Options:
     framework_version: Annotated[
         str | None,
         Help("PyTorch version of AWS's image, 2.0.0 to 2.8.0; this or `image_uri`.", "2.8.0"),
-        sections.VERSION,
+        VERSION,
     ] = None
     py_version: Annotated[
         str | None,
         Help("Python version of AWS's image. Default: the only one available.", example="py312"),
-        sections.PYTHON,
+        PYTHON,
     ] = None
     image_uri: Annotated[
         str | None,
         Help(
             "Container image, instead of `framework_version`; required for PyTorch 2.9 and later."
         ),
-        sections.IMAGE,
+        IMAGE,
     ] = None
     image_entrypoint: Annotated[
-        tuple[Annotated[str, sections.LINE], ...],
+        tuple[Annotated[str, LINE], ...],
         Help(
             "The image's own ENTRYPOINT, as `docker inspect` shows it. If set, each container "
             "verifies the hash of the source before it starts anything.",
@@ -136,7 +297,7 @@ class Options:
             "`smdistributed.dataparallel`.",
             example='"-x NCCL_ALGO=Ring --verbose"',
         ),
-        sections.LINE,
+        LINE,
     ] = None
     model_parallel: Annotated[
         ModelParallel | None, Help("Parameters of `smdistributed.modelparallel`.")
@@ -149,15 +310,13 @@ class Options:
     volume_kms_key: Annotated[
         str | None,
         Help("KMS key of the disk; refused for instance types with NVMe disks."),
-        sections.KEY,
+        KEY,
     ] = None
     channels: Annotated[
         Mapping[Annotated[str, CHANNEL], Channel],
         Help("How the channels of `data` are read, by name; or additional channels."),
     ] = field(default_factory=dict)
-    output_kms_key: Annotated[str | None, Help("KMS key for the results in S3."), sections.KEY] = (
-        None
-    )
+    output_kms_key: Annotated[str | None, Help("KMS key for the results in S3."), KEY] = None
     output_compression: Annotated[
         Literal["gzip", "none"],
         Help("`none`: results are uploaded as single files; faster for large models."),
@@ -176,14 +335,14 @@ class Options:
         Bounds(1),
     ] = None
     training_plan: Annotated[
-        str | None, Help("ARN of a training plan: reserved instances to run on."), sections.PLAN
+        str | None, Help("ARN of a training plan: reserved instances to run on."), PLAN
     ] = None
     subnets: Annotated[
-        tuple[Annotated[str, sections.SUBNET], ...],
+        tuple[Annotated[str, SUBNET], ...],
         Help("Subnets of your VPC, at most 16, with `security_group_ids`."),
     ] = ()
     security_group_ids: Annotated[
-        tuple[Annotated[str, sections.SECURITY_GROUP], ...],
+        tuple[Annotated[str, SECURITY_GROUP], ...],
         Help("Security groups, at most 5; one must allow all traffic between its members."),
     ] = ()
     encrypt_inter_container_traffic: Annotated[
@@ -198,11 +357,11 @@ class Options:
         ),
     ] = False
     tags: Annotated[
-        Mapping[Annotated[str, sections.TAG], Annotated[str, sections.TAG]],
+        Mapping[Annotated[str, TAG], Annotated[str, TAG]],
         Help("Tags of the job, for cost reports, at most 50.", example="{team: vision}"),
     ] = field(default_factory=dict)
     metric_definitions: Annotated[
-        Mapping[Annotated[str, sections.METRIC], Annotated[str, sections.REGEX]],
+        Mapping[Annotated[str, METRIC], Annotated[str, REGEX]],
         Help(
             "Metrics that SageMaker extracts from the log: name to regular expression with one "
             "group, at most 40 with those of `metrics`.",
@@ -219,7 +378,7 @@ class Options:
             "S3 prefix to which `tensorboard` in the output folder is copied while the job runs.",
             example="s3://my-bucket/tensorboard",
         ),
-        sections.S3,
+        S3,
     ] = None
     remote_debug: Annotated[
         bool,
@@ -237,12 +396,12 @@ class Options:
         bool, Help("Enable SageMaker Debugger's hook; requires an image with smdebug.", "false")
     ] = False
     sender: Annotated[
-        Literal["auto", "sdk", "boto3"],
+        Literal["boto3", "sdk"],
         Help(
-            "`sdk`: before sending, compare the request with that of the SageMaker SDK. `boto3`: "
-            "do not compare. `auto`: compare if the SDK is installed."
+            "`boto3` sends the request of the dry run. `sdk`: the SageMaker SDK 2.x that you have "
+            "installed builds the request, which must be the same, and sends it."
         ),
-    ] = "auto"
+    ] = "boto3"
 
     @property
     def owner(self) -> str:
@@ -261,6 +420,11 @@ class Options:
             if group.name == self.distribution_group:
                 return group.instance_type
         return self.instance_type or ""
+
+    @property
+    def quota(self) -> str:
+        """The name of the quota that limits the instances of the job, in Service Quotas."""
+        return f"{self.training_type} for {'spot ' * self.spot}training job usage"
 
     @property
     def image_type(self) -> str:

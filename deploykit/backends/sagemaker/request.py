@@ -1,7 +1,7 @@
 """Render a job as the CreateTrainingJob request that the SageMaker SDK 2.257.7 would send.
 
-Does not import the SDK. The SDK's conventions, such as hyperparameters in JSON, are kept, because
-`submission.py` compares the two requests before it sends one.
+Does not import the SDK. The SDK's conventions, such as hyperparameters in JSON, are kept, so that
+`estimator.py` gives the same request, which the tests prove.
 
 Which launcher the hyperparameters select: sagemaker_pytorch_container/training.py of
 sagemaker-pytorch-training 3.0.0, https://github.com/aws/sagemaker-pytorch-training-toolkit
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from deploykit.backends import base as backend
-from deploykit.backends.sagemaker import catalog
+from deploykit.backends.sagemaker import catalog, offers
 from deploykit.backends.sagemaker.options import (
     METRICS,
     Options,
@@ -24,7 +24,7 @@ from deploykit.backends.sagemaker.options import (
     channel_names,
 )
 from deploykit.backends.sagemaker.options import region as region_of
-from deploykit.backends.sagemaker.sections import Channel
+from deploykit.cost import cap
 from deploykit.job import checks
 from deploykit.job.model import JobSpec
 
@@ -51,9 +51,6 @@ _LONGEST_VALUE = 2500
 """The service's limit for a hyperparameter. The JSON of a chunk is longer than the chunk."""
 PROCESSES = "sagemaker_mpi_num_of_processes_per_host"
 """The toolkit reads it for torchrun and SMDDP too, in spite of its name."""
-_SMDDP_ENABLED = "sagemaker_distributed_dataparallel_enabled"
-_TORCHRUN_ENABLED = "sagemaker_torch_distributed_enabled"
-_INSTANCE_TYPE = "sagemaker_instance_type"
 _LOG_LEVEL = 20
 _OVERWRITTEN = re.compile(r"(NCCL|FI|GLOO|RDMAV)_\w+|OMP_NUM_THREADS", re.ASCII)
 _SAFE = frozenset(string.ascii_letters + string.digits + "_@%+=:,./-")
@@ -66,13 +63,15 @@ def render(job: JobSpec, options: Options, *, run: str, bundle: str) -> dict[str
         "RoleArn": options.role,
         "AlgorithmSpecification": _algorithm(options) | entrypoint(options, bundle),
         "ResourceConfig": _resources(job, options),
-        "StoppingCondition": _stopping(job, options),
+        "StoppingCondition": {"MaxRuntimeInSeconds": job.resources.time_limit},
         "HyperParameters": {
             name: json.dumps(value)
             for name, value in _hyperparameters(job, options, run, bundle).items()
         },
         "Environment": environment(job, options, run, bundle),
     }
+    if options.max_wait is not None:
+        request["StoppingCondition"]["MaxWaitTimeInSeconds"] = options.max_wait
     inputs = [_channel(job, options, name) for name in channel_names(job, options)]
     if options.source_is_a_channel:
         inputs.append(_s3_channel("code", options.code(bundle)))
@@ -111,10 +110,7 @@ def environment(job: JobSpec, options: Options, run: str, bundle: str) -> dict[s
     )
     variables["DEPLOYKIT_BUNDLE"] = bundle
     if job.stop_at_cap:
-        from deploykit.backends.sagemaker import job_cost  # few jobs are stopped at a cap
-        from deploykit.cost import cap
-
-        variables |= cap.variables(job, job_cost.estimate(job, options))
+        variables |= cap.variables(job, offers.cost(job, options))
     restored = {
         name: value
         for name, value in job.env.items()
@@ -172,40 +168,32 @@ def _hyperparameters(job: JobSpec, options: Options, run: str, bundle: str) -> d
 
 def _launcher(job: JobSpec, options: Options) -> dict[str, Any]:
     """The hyperparameters that select the container's launcher."""
-    kind = options.distribution
+    kind, smddp = options.distribution, "sagemaker_distributed_dataparallel"
+    instance_type = {"sagemaker_instance_type": options.instance_type}
+    torchrun = {"sagemaker_torch_distributed_enabled": True}
     if kind == "none":
         return {}
     if kind == "torch_distributed":
-        chosen = {_INSTANCE_TYPE: options.instance_type} if options.instance_type else {}
-        return {_TORCHRUN_ENABLED: True, **chosen}
+        return torchrun | (instance_type if options.instance_type else {})
     if kind == "smdistributed.modelparallel":
-        return {_TORCHRUN_ENABLED: True, **_model_parallel(options)}
-    selected = _mpi(job, options) if kind == "mpi" else _data_parallel(options)
+        parameters = options.model_parallel.parameters() if options.model_parallel else {}
+        chosen = {"mp_parameters": parameters} if parameters else {}
+        return {**torchrun, **chosen, f"{smddp}_enabled": False, **instance_type}
+    if kind == "mpi":
+        selected: dict[str, Any] = {
+            "sagemaker_mpi_enabled": True,
+            PROCESSES: job.resources.processes,
+            "sagemaker_mpi_custom_mpi_options": options.mpi_options or "",
+        }
+    else:
+        selected = {
+            f"{smddp}_enabled": True,
+            f"{smddp}_custom_mpi_options": options.mpi_options or "",
+            **instance_type,
+        }
     if options.distribution_group is not None:
         selected["sagemaker_distribution_instance_groups"] = [options.distribution_group]
     return selected
-
-
-def _mpi(job: JobSpec, options: Options) -> dict[str, Any]:
-    return {
-        "sagemaker_mpi_enabled": True,
-        PROCESSES: job.resources.processes,
-        "sagemaker_mpi_custom_mpi_options": options.mpi_options or "",
-    }
-
-
-def _data_parallel(options: Options) -> dict[str, Any]:
-    return {
-        _SMDDP_ENABLED: True,
-        "sagemaker_distributed_dataparallel_custom_mpi_options": options.mpi_options or "",
-        _INSTANCE_TYPE: options.instance_type,
-    }
-
-
-def _model_parallel(options: Options) -> dict[str, Any]:
-    parameters = options.model_parallel.parameters() if options.model_parallel else {}
-    chosen = {"mp_parameters": parameters} if parameters else {}
-    return {**chosen, _SMDDP_ENABLED: False, _INSTANCE_TYPE: options.instance_type}
 
 
 def _algorithm(options: Options) -> dict[str, Any]:
@@ -275,14 +263,43 @@ def _resources(job: JobSpec, options: Options) -> dict[str, Any]:
 
 
 def _channel(job: JobSpec, options: Options, name: str) -> dict[str, Any]:
-    """The entry of an input channel.
+    """The entry of an input channel. What equals the service's default is left out, as by the SDK.
 
     Each key: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_Channel.html
     """
     channel = options.channel(name)
     if channel.file_system_id is not None:
-        return _file_system(name, channel)
-    return _with_settings(_s3_channel(name, channel_location(job, options, name) or ""), channel)
+        source = {
+            "FileSystemId": channel.file_system_id,
+            "FileSystemType": channel.file_system_type,
+            "DirectoryPath": channel.directory_path,
+            "FileSystemAccessMode": channel.file_system_access,
+        }
+        entry: dict[str, Any] = {
+            "ChannelName": name,
+            "DataSource": {"FileSystemDataSource": source},
+        }
+        return entry | ({"ContentType": channel.content_type} if channel.content_type else {})
+    entry = _s3_channel(name, channel_location(job, options, name) or "")
+    entry["DataSource"]["S3DataSource"] |= {
+        "S3DataType": channel.s3_data_type,
+        "S3DataDistributionType": channel.s3_distribution,
+        **({"AttributeNames": list(channel.attribute_names)} if channel.attribute_names else {}),
+        **(
+            {"InstanceGroupNames": list(channel.instance_groups)} if channel.instance_groups else {}
+        ),
+    }
+    if channel.input_mode != "File":
+        entry["InputMode"] = channel.input_mode
+    if channel.content_type is not None:
+        entry["ContentType"] = channel.content_type
+    if channel.compression != "None":
+        entry["CompressionType"] = channel.compression
+    if channel.record_wrapping != "None":
+        entry["RecordWrapperType"] = channel.record_wrapping
+    if channel.shuffle_seed is not None:
+        entry["ShuffleConfig"] = {"Seed": channel.shuffle_seed}
+    return entry
 
 
 def _s3_channel(name: str, prefix: str) -> dict[str, Any]:
@@ -295,47 +312,6 @@ def _s3_channel(name: str, prefix: str) -> dict[str, Any]:
     return {"ChannelName": name, "DataSource": {"S3DataSource": source}}
 
 
-def _with_settings(entry: dict[str, Any], channel: Channel) -> dict[str, Any]:
-    source = entry["DataSource"]["S3DataSource"]
-    source["S3DataType"] = channel.s3_data_type
-    source["S3DataDistributionType"] = channel.s3_distribution
-    if channel.attribute_names:
-        source["AttributeNames"] = list(channel.attribute_names)
-    if channel.instance_groups:
-        source["InstanceGroupNames"] = list(channel.instance_groups)
-    return entry | _non_defaults(channel)
-
-
-def _non_defaults(channel: Channel) -> dict[str, Any]:
-    """Fields that the SDK sends only if they differ from the default."""
-    fields: dict[str, Any] = {}
-    if channel.input_mode != "File":
-        fields["InputMode"] = channel.input_mode
-    if channel.content_type is not None:
-        fields["ContentType"] = channel.content_type
-    if channel.compression != "None":
-        fields["CompressionType"] = channel.compression
-    if channel.record_wrapping != "None":
-        fields["RecordWrapperType"] = channel.record_wrapping
-    if channel.shuffle_seed is not None:
-        fields["ShuffleConfig"] = {"Seed": channel.shuffle_seed}
-    return fields
-
-
-def _file_system(name: str, channel: Channel) -> dict[str, Any]:
-    source = {
-        "FileSystemId": channel.file_system_id,
-        "FileSystemType": channel.file_system_type,
-        "DirectoryPath": channel.directory_path,
-        "FileSystemAccessMode": channel.file_system_access,
-    }
-    entry: dict[str, Any] = {
-        "ChannelName": name,
-        "DataSource": {"FileSystemDataSource": source},
-    }
-    return entry if channel.content_type is None else {**entry, "ContentType": channel.content_type}
-
-
 def _output(job: JobSpec, options: Options) -> dict[str, str]:
     config = {"S3OutputPath": output(job, options)}
     if options.output_kms_key is not None:
@@ -345,16 +321,32 @@ def _output(job: JobSpec, options: Options) -> dict[str, str]:
     return config
 
 
-def _stopping(job: JobSpec, options: Options) -> dict[str, int]:
-    stopping = {"MaxRuntimeInSeconds": job.resources.time_limit}
-    if options.max_wait is not None:
-        stopping["MaxWaitTimeInSeconds"] = options.max_wait
-    return stopping
-
-
 def _extras(job: JobSpec, options: Options) -> dict[str, Any]:
-    """The parts of a request that are present only if they are requested."""
-    extras = {**_switches(options), **_monitoring(job, options)}
+    """The parts of a request that are present only if they are requested.
+
+    The service's default profiler is on, so that one is turned off.
+    """
+    switches = {
+        "EnableInterContainerTrafficEncryption": options.encrypt_inter_container_traffic,
+        "EnableManagedSpotTraining": options.spot,
+        "EnableNetworkIsolation": options.network_isolation,
+    }
+    extras: dict[str, Any] = {name: True for name, on in switches.items() if on}
+    extras["ProfilerConfig"] = {"DisableProfiler": True}
+    if options.profiler_interval is not None:
+        extras["ProfilerConfig"] = {
+            "S3OutputPath": output(job, options),
+            "DisableProfiler": False,
+            "ProfilingIntervalInMilliseconds": options.profiler_interval,
+        }
+    if options.debugger:
+        config = {"S3OutputPath": output(job, options), "CollectionConfigurations": []}
+        extras["DebugHookConfig"] = config
+    if options.tensorboard_output is not None:
+        config = {"S3OutputPath": options.tensorboard_output, "LocalPath": TENSORBOARD}
+        extras["TensorBoardOutputConfig"] = config
+    if options.remote_debug:
+        extras["RemoteDebugConfig"] = {"EnableRemoteDebug": True}
     if options.subnets:
         extras["VpcConfig"] = {
             "Subnets": list(options.subnets),
@@ -365,36 +357,3 @@ def _extras(job: JobSpec, options: Options) -> dict[str, Any]:
     if options.tags:
         extras["Tags"] = [{"Key": key, "Value": value} for key, value in options.tags.items()]
     return extras
-
-
-def _switches(options: Options) -> dict[str, Any]:
-    switches = {
-        "EnableInterContainerTrafficEncryption": options.encrypt_inter_container_traffic,
-        "EnableManagedSpotTraining": options.spot,
-        "EnableNetworkIsolation": options.network_isolation,
-    }
-    return {name: True for name, on in switches.items() if on}
-
-
-def _monitoring(job: JobSpec, options: Options) -> dict[str, Any]:
-    """Profiler, debugger, TensorBoard and remote shell. The service's default profiler is on."""
-    parts: dict[str, Any] = {"ProfilerConfig": {"DisableProfiler": True}}
-    if options.profiler_interval is not None:
-        parts["ProfilerConfig"] = {
-            "S3OutputPath": output(job, options),
-            "DisableProfiler": False,
-            "ProfilingIntervalInMilliseconds": options.profiler_interval,
-        }
-    if options.debugger:
-        parts["DebugHookConfig"] = {
-            "S3OutputPath": output(job, options),
-            "CollectionConfigurations": [],
-        }
-    if options.tensorboard_output is not None:
-        parts["TensorBoardOutputConfig"] = {
-            "S3OutputPath": options.tensorboard_output,
-            "LocalPath": TENSORBOARD,
-        }
-    if options.remote_debug:
-        parts["RemoteDebugConfig"] = {"EnableRemoteDebug": True}
-    return parts

@@ -1,6 +1,4 @@
-"""Plan and submit: render the request, compare it with the SDK's, upload the source, create the
-training job.
-"""
+"""Plan and submit: render the request, upload the source, create the training job."""
 
 from __future__ import annotations
 
@@ -9,18 +7,18 @@ import contextlib
 import hashlib
 import io
 import json
+import logging
 import os
-import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deploykit.backends.sagemaker import aws, monitor, request
+from deploykit.backends.sagemaker import aws, jobs, request
 from deploykit.backends.sagemaker.options import Options, launched, region
 from deploykit.bundle import archive as bundles
 from deploykit.job.model import Bundle, Handle, JobSpec, Plan, Problem
-from deploykit.lib import paths, shell
+from deploykit.lib import progress
 from deploykit.lib.errors import (
     BackendUnavailable,
     DeploykitError,
@@ -31,19 +29,6 @@ from deploykit.lib.errors import (
     Uncertain,
 )
 
-_CHILD = """\
-import sys
-sys.path.insert(0, sys.argv[1])
-import deploykit
-del sys.path[0]
-from deploykit.backends.sagemaker import sdk
-sdk.main(*sys.argv[2:])
-"""
-"""Runs `sdk.py` of this deploykit, wherever it lies; nothing else is imported from there."""
-_IMPORT_TIMEOUT = 300
-"""Seconds. Importing the SDK takes tens of seconds from a slow disk without a file cache."""
-_LONGEST_VALUE = 200
-"""Characters of a value, or of the SDK's output, that a message quotes."""
 _SETUP_PY = Problem(
     "source",
     "contains setup.py: the container would treat the source as a package to install, and refuse "
@@ -86,20 +71,23 @@ def _summary(job: JobSpec, options: Options) -> str:
 
 
 def submit(plan: Plan, folder: Path) -> Handle:
-    """Create the training job `plan.text` describes, through boto3.
+    """Create the training job that `plan.text` describes.
 
-    Raises SubmitRefused if the SDK or the service refuses the request, if the SDK would send
-    another one, or if a different job of the same name exists; Uncertain if the service may have
-    accepted the request but did not answer; BackendUnavailable, NotPermitted or TryAgain if AWS
-    cannot be used.
+    Raises SubmitRefused if the service or the user's SDK refuses the request, or if a different job
+    of the same name exists; Uncertain if the service may have accepted the request but did not
+    answer; BackendUnavailable, NotPermitted or TryAgain if AWS cannot be used.
     """
-    compare_with_sdk(plan, folder)
-    upload(plan)
     client = aws.client("sagemaker", plan.target)
+    if plan.options.sender == "sdk":
+        from deploykit.backends.sagemaker import estimator  # with the SDK
+
+        create = estimator.sender(plan, client)
+    else:
+        create = partial(client.create_training_job, **json.loads(plan.text))
+    upload(plan)
     with aws.errors(plan.target):
         try:
-            created = client.create_training_job(**json.loads(plan.text))
-            _name_payer(plan, created)
+            _name_payer(plan, create())
         except Exception as error:
             if aws.code(error) != "ResourceInUse" and not aws.may_have_succeeded(error):
                 raise
@@ -111,8 +99,6 @@ def _name_payer(plan: Plan, created: Mapping[str, str]) -> None:
     """Warn where the credentials, and so the job, are of another account than its role."""
     payer = created["TrainingJobArn"].split(":")[4:5]
     if payer != [plan.options.role.split(":")[4]]:
-        import logging  # rarely needed
-
         text = "warning: %s runs in account %s, which pays for it, and not in that of its role"
         logging.getLogger(__name__).warning(text, plan.run, *payer or ["unknown"])
 
@@ -120,7 +106,7 @@ def _name_payer(plan: Plan, created: Mapping[str, str]) -> None:
 def _require_submitted(plan: Plan, error: Exception) -> None:
     """Raise unless a repeated or interrupted request has created the job of this plan."""
     try:
-        differing = monitor.differing_fields(plan.run, plan.target, json.loads(plan.text))
+        differing = jobs.differing_fields(plan.run, plan.target, json.loads(plan.text))
     except DeploykitError as second:
         raise _uncertain(plan, error, "did not say whether the job exists") from second
     if differing is None:
@@ -142,98 +128,6 @@ def _uncertain(plan: Plan, error: Exception, outcome: str) -> Uncertain:
         hint=f"`deploykit status {plan.run}` looks the job up by its name; "
         f"submitting again with --run {plan.run} never starts a second job",
     )
-
-
-def compare_with_sdk(plan: Plan, folder: Path) -> None:
-    """Raise SubmitRefused if the SDK would send anything but `plan.text`.
-
-    Does nothing with `sender: boto3`, or with `sender: auto` and no SDK. Raises BackendUnavailable
-    if the SDK is required but not installed, or fails.
-    """
-    if plan.options.sender == "boto3":
-        return
-    if not sdk_available():
-        if plan.options.sender == "sdk":
-            raise BackendUnavailable(
-                "the SageMaker SDK 2.x is not installed, and sagemaker.sender requires it",
-                hint="pip install 'deploykit[sagemaker]', or sender: auto",
-            )
-        return
-    different = list(differences(json.loads(plan.text), _sdk_request(plan, folder)))
-    if different:
-        raise SubmitRefused(
-            "the SageMaker SDK would send a different request: " + "; ".join(different),
-            hint="please report this; sagemaker.sender: boto3 sends the plan without comparing",
-        )
-
-
-def sdk_available() -> bool:
-    """Whether a version of the SDK with estimators is installed. Does not import it."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("sagemaker").split(".")[0] == "2"
-    except PackageNotFoundError:
-        return False
-
-
-def _sdk_request(plan: Plan, folder: Path) -> Any:
-    """The request that the SDK's estimator would send for this plan."""
-    home = paths.private_folder(folder / "sdk")
-    question, answer = home / "job.json", home / "request.json"
-    paths.write(question, _question(plan))
-    answer.unlink(missing_ok=True)
-    root = Path(__file__).parents[3]
-    argv = [sys.executable, "-P", "-c", _CHILD, str(root), str(question), str(answer)]
-    ran = shell.run(argv, cwd=home, env=child_environment(home), timeout=_IMPORT_TIMEOUT)
-    if ran.code != 0 or not answer.exists():
-        raise BackendUnavailable(
-            f"the SageMaker SDK failed: {(ran.err or ran.out).strip()[-_LONGEST_VALUE:]}",
-            hint="repair its installation, or set sagemaker.sender: boto3",
-        )
-    result = json.loads(answer.read_text())
-    if "refused" in result:
-        raise SubmitRefused(f"the SageMaker SDK refuses this job: {result['refused']}")
-    return result["request"]
-
-
-def _question(plan: Plan) -> str:
-    """What the child reads. It does not see the region of this process's environment."""
-    options = replace(plan.options, region=plan.target)
-    content = {"job": asdict(plan.job), "options": asdict(options)}
-    return json.dumps({**content, "run": plan.run, "bundle": plan.bundle.hash})
-
-
-def child_environment(folder: Path) -> dict[str, str]:
-    """The child's environment: no settings of AWS or the SDK, and `folder` as every home folder."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("AWS_", "SAGEMAKER_", "SM_", "XDG_", "MLFLOW_"))
-    }
-    return {
-        **kept,
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "HOME": str(folder),
-        "SAGEMAKER_SUPPRESS_V2_WARNING": "1",
-        "XDG_CONFIG_DIRS": str(folder),
-        "XDG_CONFIG_HOME": str(folder),
-    }
-
-
-def differences(planned: Any, sdk_request: Any, path: str = "") -> Iterator[str]:
-    """Each field that differs between two requests, with both values."""
-    if isinstance(planned, dict) and isinstance(sdk_request, dict):
-        for name in dict.fromkeys([*planned, *sdk_request]):
-            field = f"{path}.{name}" if path else name
-            yield from differences(planned.get(name), sdk_request.get(name), field)
-    elif planned != sdk_request:
-        yield f"{path}: planned {_shortened(planned)}, the SDK {_shortened(sdk_request)}"
-
-
-def _shortened(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
 def upload(plan: Plan) -> None:
@@ -284,12 +178,9 @@ def _stored_checksum(client: Any, target: dict[str, str], region: str) -> str | 
 
 
 class _Watched(io.FileIO):
-    """A file that tells how much of it was read."""
+    """A file that reports how much of it was read."""
 
     def read(self, size: int | None = -1) -> bytes:
-        """The next bytes, as any file's."""
-        from deploykit.lib import progress  # not needed for a dry run
-
         piece = super().read(-1 if size is None else size)
         if progress.show is not None:
             progress.show("sending", self.tell(), os.fstat(self.fileno()).st_size)
@@ -298,8 +189,6 @@ class _Watched(io.FileIO):
 
 def _put(client: Any, target: dict[str, str], archive: Path, checksum: str) -> None:
     from botocore.exceptions import ClientError
-
-    from deploykit.lib import progress
 
     try:
         with archive.open("rb") if progress.show is None else _Watched(archive) as file:

@@ -36,7 +36,7 @@ def become_other(aws, monkeypatch):
 
 
 def test_status_says_that_the_job_is_of_another_account(become_other, planned, tmp_path):
-    plan = planned(sender="boto3")
+    plan = planned()
     (tmp_path / "plan.json").write_text(plan.text)
     handle = sagemaker.submit(plan, tmp_path)
     become_other()
@@ -46,7 +46,7 @@ def test_status_says_that_the_job_is_of_another_account(become_other, planned, t
 
 def test_an_interrupted_submit_is_not_unsent_in_another_account(become_other, planned, tmp_path):
     """There is certainly no job only where one would be."""
-    (tmp_path / "plan.json").write_text(planned(sender="boto3").text)
+    (tmp_path / "plan.json").write_text(planned().text)
     assert sagemaker.find("digits-1", tmp_path, "us-east-1") is None
     become_other()
     with pytest.raises(NotPermitted, match=SAID) as caught:
@@ -57,11 +57,11 @@ def test_an_interrupted_submit_is_not_unsent_in_another_account(become_other, pl
 def test_the_account_that_pays_is_the_one_that_sent(become_other, planned, tmp_path, caplog):
     """AWS refuses a role of another account; moto does not."""
     caplog.set_level(logging.WARNING)
-    sagemaker.submit(planned(sender="boto3"), tmp_path)
+    sagemaker.submit(planned(), tmp_path)
     assert caplog.text == ""
     become_other()
     boto3.client("s3", "us-east-1").create_bucket(Bucket="other-bucket")
-    sagemaker.submit(planned("digits-2", sender="boto3", bucket="other-bucket"), tmp_path)
+    sagemaker.submit(planned("digits-2", bucket="other-bucket"), tmp_path)
     assert f"digits-2 runs in account {OTHER}, which pays for it" in caplog.text
 
 

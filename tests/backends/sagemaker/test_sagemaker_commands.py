@@ -19,6 +19,7 @@ import pytest
 
 from deploykit.backends import sagemaker
 from deploykit.bundle import archive as bundles
+from deploykit.cli import main as cli
 from tests.aws_server import SECTION, as_json, sent_requests
 from tests.backends.sagemaker.sagemaker_jobs import vary
 
@@ -29,21 +30,18 @@ ATTACH = ("attach", "--backend", "sagemaker", "--target", "us-east-1")
 
 
 @pytest.fixture
-def deploykit(project, tmp_path):
+def deploykit(project, tmp_path, monkeypatch, capsys):
     """Run a command on one of two computers, each with its own state folder; returns its JSON."""
     with (project / "job.yaml").open("a") as file:
         file.write(SECTION)
 
     def run(*argv, computer="one", code=0):
-        done = subprocess.run(
-            [sys.executable, "-m", "deploykit", *argv, "--json"],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "DEPLOYKIT_HOME": str(tmp_path / computer)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout
+        monkeypatch.setenv("DEPLOYKIT_HOME", str(tmp_path / computer))
+        capsys.readouterr()
+        ended = cli.main([*argv, "--json"])
+        shown = capsys.readouterr()
+        assert ended == code, shown.out + shown.err
+        return shown.out
 
     return run
 
@@ -158,7 +156,7 @@ def test_every_job_is_created_exactly_once(aws, tmp_path, monkeypatch, source):
     """In spite of errors, each submit succeeds and creates one job."""
     monkeypatch.setattr("botocore.endpoint.time.sleep", lambda _: None)
     aws.respond = Unreliable()
-    job, options = vary(sender="boto3")
+    job, options = vary()
     names = [f"digits-{number}" for number in range(JOBS)]
     for name in names:
         (source / "train.py").write_text(f"print('{name}')\n")  # so that each run uploads

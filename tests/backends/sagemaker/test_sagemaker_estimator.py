@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 import textwrap
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 import yaml
 
 from deploykit import sagemaker
-from deploykit.backends.sagemaker import submission
+from deploykit.backends.sagemaker import estimator as sdk
 from deploykit.lib.errors import BackendUnavailable, JobFileError
 from tests.aws_server import sent_requests
 
@@ -85,7 +86,20 @@ def test_every_problem_of_the_job_is_reported(notebook):
     assert {"sagemaker.max_wait", "resources.time_limit"} <= paths
 
 
-def test_a_missing_sdk_is_reported(notebook, monkeypatch):
-    monkeypatch.setattr(submission, "sdk_available", lambda: False)
-    with pytest.raises(BackendUnavailable, match="not installed"):
+@pytest.mark.parametrize("installed", [None, "3.1.0"])
+def test_a_missing_sdk_is_reported(notebook, monkeypatch, installed):
+    """No hint may replace the version 3 of the SDK that a user has."""
+    set_version(monkeypatch, installed)
+    with pytest.raises(BackendUnavailable, match=f"installed: {installed or 'none'}") as caught:
         sagemaker.estimator()
+    assert "pip install" not in caught.value.hint
+    assert "environment of its own" in caught.value.hint
+
+
+def set_version(monkeypatch, installed):
+    def version(name):
+        if installed is None:
+            raise PackageNotFoundError(name)
+        return installed
+
+    monkeypatch.setattr(sdk, "version", version)

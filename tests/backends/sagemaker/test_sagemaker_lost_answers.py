@@ -61,7 +61,7 @@ def lose(aws, timeouts):
 
 @pytest.fixture
 def submit(planned, tmp_path):
-    plan = planned(sender="boto3")
+    plan = planned()
     (tmp_path / "plan.json").write_text(plan.text)
     return lambda: sagemaker.submit(plan, tmp_path)
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from datetime import UTC, datetime
 
-import boto3
 import pytest
-from botocore.stub import Stubber
 
 from deploykit.backends import sagemaker
-from deploykit.backends.sagemaker import aws as clients
-from deploykit.backends.sagemaker import monitor
+from deploykit.backends.sagemaker import jobs
 from deploykit.job.model import Handle, State
 from deploykit.lib.errors import NotFound, NotPermitted
 from tests.aws_server import as_json
@@ -28,14 +25,14 @@ HANDLE = handle("digits-1")
 
 def test_a_job_is_found_by_its_name(aws, planned, tmp_path):
     assert sagemaker.find("digits-1", tmp_path, "us-east-1") is None
-    submitted = sagemaker.submit(planned(sender="boto3"), tmp_path)
+    submitted = sagemaker.submit(planned(), tmp_path)
     assert sagemaker.find("digits-1", tmp_path, "us-east-1") == submitted
     assert sagemaker.find("digits-1", tmp_path, "eu-west-1") is None
 
 
 def test_a_job_of_another_plan_is_not_found(aws, planned, tmp_path):
     """A submit was interrupted, and another user created a job with the same name."""
-    plan, other = planned(sender="boto3"), planned(sender="boto3", args=("--other",))
+    plan, other = planned(), planned(args=("--other",))
     (tmp_path / "plan.json").write_text(plan.text)
     sagemaker.submit(other, tmp_path)
     assert sagemaker.find("digits-1", tmp_path, "us-east-1") is None
@@ -46,9 +43,7 @@ def test_a_job_of_another_plan_is_not_found(aws, planned, tmp_path):
 
 
 def test_status_of_several_jobs(aws, planned, tmp_path):
-    handles = [
-        sagemaker.submit(planned(run, sender="boto3"), tmp_path) for run in ("digits-1", "digits-2")
-    ]
+    handles = [sagemaker.submit(planned(run), tmp_path) for run in ("digits-1", "digits-2")]
     missing = handle("digits-3")
     status = sagemaker.status([*handles, missing])
     assert [status[one].state for one in handles] == [State.SUCCEEDED] * 2
@@ -75,14 +70,8 @@ STATES = {
 
 
 @pytest.fixture
-def stubbed(monkeypatch):
-    client = boto3.client(
-        "sagemaker", "us-east-1", aws_access_key_id="x", aws_secret_access_key="x"
-    )
-    monkeypatch.setattr(clients, "client", lambda *_: client)
-    with Stubber(client) as stub:
-        yield stub
-        stub.assert_no_pending_responses()
+def stubbed(stub_client):
+    return stub_client("sagemaker")
 
 
 def described(primary, secondary, **more):
@@ -200,18 +189,18 @@ def test_logs_of_two_nodes_are_ordered_by_time(streams):
 
 def test_followed_logs_end_with_the_job(aws, planned, tmp_path, streams, monkeypatch):
     """moto ends jobs at once, so the first two polls fake a running job. The last line is late."""
-    monkeypatch.setattr(monitor, "_POLL_INTERVAL", 0.05)
-    handle = sagemaker.submit(planned(sender="boto3"), tmp_path)
-    real_status, polls = monitor.status, []
+    monkeypatch.setattr(jobs, "_POLL_INTERVAL", 0.05)
+    handle = sagemaker.submit(planned(), tmp_path)
+    real_status, polls = jobs.status, []
 
     def ended_at_the_third_poll(handles):
         polls.append(handles)
         number = len(polls)
         if number <= 4:
             streams(f"digits-1/algo-1-{number}", [(number, f"line {number}")])
-        return {handles[0]: monitor.Status(State.RUNNING)} if number < 3 else real_status(handles)
+        return {handles[0]: jobs.Status(State.RUNNING)} if number < 3 else real_status(handles)
 
-    monkeypatch.setattr(monitor, "status", ended_at_the_third_poll)
+    monkeypatch.setattr(jobs, "status", ended_at_the_third_poll)
     texts = [line.text for line in sagemaker.logs(handle, follow=True)]
     assert texts == ["line 1", "line 2", "line 3", "line 4"]
     assert len(polls) == 5
@@ -241,8 +230,8 @@ def test_following_resumes_after_an_expired_login(
     aws, planned, tmp_path, streams, monkeypatch, caplog, action, numbers
 ):
     """Even if it expires between two of four nodes: no line is lost or repeated."""
-    monkeypatch.setattr(monitor, "_POLL_INTERVAL", 0.05)
-    handle = sagemaker.submit(planned(sender="boto3"), tmp_path)
+    monkeypatch.setattr(jobs, "_POLL_INTERVAL", 0.05)
+    handle = sagemaker.submit(planned(), tmp_path)
 
     def write(*hosts):
         for host in hosts:
@@ -261,7 +250,7 @@ def test_following_resumes_after_an_expired_login(
 
 
 def test_a_login_that_expired_before_the_first_poll_is_an_error(aws, planned, tmp_path):
-    handle = sagemaker.submit(planned(sender="boto3"), tmp_path)
+    handle = sagemaker.submit(planned(), tmp_path)
     aws.respond = ExpiredLogin("DescribeTrainingJob", {1}, lambda: None)
     with pytest.raises(NotPermitted, match="token expired"):
         list(sagemaker.logs(handle, follow=True))

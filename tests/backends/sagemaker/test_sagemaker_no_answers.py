@@ -77,7 +77,7 @@ def act(action, plan, folder):
 def test_what_is_no_answer_is_said(aws, planned, tmp_path, action):
     stream = {"logStreams": [{"logStreamName": "digits-1/algo-1-1"}]}
     aws.answers["DescribeLogStreams"] = lambda _: stream
-    plan, said = planned(sender="boto3"), {}
+    plan, said = planned(), {}
     for name, answer in ANSWERS.items():
         if name in VALID.get(action, ()):
             continue

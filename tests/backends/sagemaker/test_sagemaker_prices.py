@@ -8,12 +8,13 @@ from decimal import Decimal
 import pytest
 
 from deploykit.backends import sagemaker
-from deploykit.backends.sagemaker import price_list
+from deploykit.backends.sagemaker import offers
 from deploykit.cli import main as cli
 from deploykit.cost import prices
 from deploykit.job.model import Handle
 from deploykit.lib.errors import BackendUnavailable, NotPermitted, UsageError
 from tests.aws_server import SECTION, as_json
+from tests.backends.sagemaker.sagemaker_jobs import vary
 
 
 def product(usage, *amounts, term="OnDemand"):
@@ -70,7 +71,7 @@ def asked(aws):
 
 @pytest.mark.aws
 def test_the_prices_of_a_region_are_asked_for_and_kept(asked):
-    assert "3 prices of eu-central-1" in price_list.refresh("eu-central-1")
+    assert "3 prices of eu-central-1" in offers.refresh_prices(*vary(region="eu-central-1"))
     kept = prices.stored("sagemaker", "eu-central-1")
     assert dict(kept.hourly) == {
         "ml.g5.xlarge": "1.7610000000",
@@ -106,7 +107,7 @@ def test_refresh_on_the_command_line(asked, project, capsys):
 def test_an_answer_without_prices_keeps_what_there_was(aws):
     aws.answers["GetProducts"] = lambda _: {"FormatVersion": "aws_v1", "PriceList": []}
     with pytest.raises(BackendUnavailable, match="has no prices of training in us-east-1"):
-        price_list.refresh("us-east-1")
+        offers.refresh_prices(*vary(region="us-east-1"))
     assert prices.stored("sagemaker", "us-east-1") is None
 
 
@@ -115,14 +116,14 @@ def test_without_permission_the_error_says_so(aws):
     denied = {"__type": "AccessDeniedException", "message": "not authorized: pricing:GetProducts"}
     aws.respond = lambda *_: as_json(400, denied)
     with pytest.raises(NotPermitted):
-        price_list.refresh("us-east-1")
+        offers.refresh_prices(*vary(region="us-east-1"))
 
 
 def test_without_a_region_nothing_is_asked(monkeypatch):
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(UsageError, match="no region"):
-        price_list.refresh(None)
+        offers.refresh_prices(*vary(region=None))
 
 
 def test_a_heterogeneous_cluster_adds_its_groups(vary):
@@ -148,8 +149,8 @@ def test_the_billed_seconds_are_part_of_the_status(monkeypatch):
     answer = {"TrainingJobStatus": "Completed", "SecondaryStatus": "Completed"}
     answer |= {"TrainingTimeInSeconds": 100, "BillableTimeInSeconds": 37}
     handle = Handle("sagemaker", "us-east-1", "one", "one", "/nowhere")
-    monkeypatch.setattr(sagemaker.monitor.aws, "client", lambda *_: None)
-    monkeypatch.setattr(sagemaker.monitor, "_describe", lambda *_: answer)
+    monkeypatch.setattr(sagemaker.jobs.aws, "client", lambda *_: None)
+    monkeypatch.setattr(sagemaker.jobs, "_describe", lambda *_: answer)
     assert sagemaker.status([handle])[handle].billed == 37
     for unusable in ("37", -1, 10**400):
         answer["BillableTimeInSeconds"] = unusable

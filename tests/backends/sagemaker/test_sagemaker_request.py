@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploykit.backends import sagemaker
-from deploykit.backends.sagemaker import oracle
 from deploykit.backends.sagemaker import request as rendering
-from deploykit.backends.sagemaker.options import METRICS
-from deploykit.backends.sagemaker.sections import InstanceGroup
+from deploykit.backends.sagemaker import rules as oracle
+from deploykit.backends.sagemaker.options import METRICS, InstanceGroup
 from deploykit.bundle import archive as bundles
 from deploykit.bundle import node_plane
 from deploykit.cli import main as cli

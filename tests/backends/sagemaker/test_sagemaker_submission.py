@@ -14,11 +14,10 @@ from pathlib import Path
 
 import boto3
 import pytest
-from botocore.stub import Stubber
 
 from deploykit.backends import sagemaker
 from deploykit.backends.sagemaker import aws as clients
-from deploykit.backends.sagemaker import submission
+from deploykit.backends.sagemaker import estimator, submission
 from deploykit.bundle import archive as bundles
 from deploykit.lib.errors import (
     BackendUnavailable,
@@ -30,7 +29,11 @@ from deploykit.lib.errors import (
 from tests.aws_server import sent_requests
 from tests.backends.sagemaker.sagemaker_jobs import vary
 
-pytestmark = [pytest.mark.aws, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.aws,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.*SageMaker Python SDK v2"),
+]
 
 HOSTILE = textwrap.dedent(
     """\
@@ -58,12 +61,11 @@ def test_the_request_that_arrives_is_the_plan(aws, planned, tmp_path, sender):
     handle = sagemaker.submit(plan, tmp_path)
     assert str(handle) == "sagemaker://us-east-1/digits-1"
     assert sent_requests(aws) == [json.loads(plan.text)]
-    assert (tmp_path / "sdk" / "request.json").exists() == (sender == "sdk")
 
 
 def test_the_bundle_is_uploaded_once(aws, planned, tmp_path, source):
     for run in ("digits-1", "digits-2"):
-        sagemaker.submit(planned(run, sender="boto3"), tmp_path)
+        sagemaker.submit(planned(run), tmp_path)
     puts = [one for one in aws.requests if one.method == "PUT"]
     assert len(puts) == 1
     assert len(sent_requests(aws)) == 2
@@ -78,7 +80,7 @@ def test_the_bundle_is_uploaded_once(aws, planned, tmp_path, source):
 
 
 def test_a_changed_source_is_uploaded_again(aws, tmp_path, source):
-    job, options = vary(sender="boto3")
+    job, options = vary()
     for run in ("digits-1", "digits-2"):
         plan = sagemaker.plan(job, options, run=run, bundle=bundles.scan(source, 10**6))
         sagemaker.submit(plan, tmp_path)
@@ -107,17 +109,17 @@ def test_a_job_that_the_sdk_refuses_is_refused(aws, planned, tmp_path):
 
 
 def test_a_missing_sdk_matters_only_if_it_is_required(aws, planned, tmp_path, monkeypatch):
-    monkeypatch.setattr(submission, "sdk_available", lambda: False)
-    with pytest.raises(BackendUnavailable, match="not installed"):
+    monkeypatch.setattr(estimator, "version", lambda _: "3.1.0")
+    with pytest.raises(BackendUnavailable, match=r"installed: 3\.1\.0"):
         sagemaker.submit(planned(sender="sdk"), tmp_path)
-    sagemaker.submit(planned(sender="auto"), tmp_path)
+    assert aws.requests == []
+    sagemaker.submit(planned(), tmp_path)
     assert len(sent_requests(aws)) == 1
 
 
-def test_only_the_endpoint_is_contacted_and_no_configuration_is_read(
-    aws, planned, tmp_path, source
-):
-    """Records every socket of the submitting process and of its SDK child, in a hostile home."""
+@pytest.mark.parametrize("sender", ["boto3", "sdk"])
+def test_only_the_endpoint_is_contacted_and_no_configuration_is_read(aws, tmp_path, source, sender):
+    """Records every socket of the submitting process, in a hostile home."""
     home, records = tmp_path / "home", tmp_path / "records"
     for folder in (".config/sagemaker", "xdg/sagemaker"):
         (home / folder).mkdir(parents=True)
@@ -133,12 +135,12 @@ def test_only_the_endpoint_is_contacted_and_no_configuration_is_read(
         f"open({str(records)!r} + f'/{{os.getpid()}}.txt', 'a').close()\n"
     )
     code = (
-        "import sys; sys.path[:0] = sys.argv[3:]\n"
+        "import sys; sys.path[:0] = sys.argv[4:]\n"
         "from pathlib import Path\n"
         "from sagemaker_jobs import vary\n"
         "from deploykit.bundle import archive as bundle\n"
         "from deploykit.backends import sagemaker\n"
-        "job, options = vary(sender='sdk')\n"
+        "job, options = vary(sender=sys.argv[3])\n"
         "scanned = bundle.scan(Path(sys.argv[1]), 10**6)\n"
         "plan = sagemaker.plan(job, options, run='digits-1', bundle=scanned)\n"
         "Path(sys.argv[2], 'plan.json').write_text(plan.text)\n"
@@ -156,7 +158,7 @@ def test_only_the_endpoint_is_contacted_and_no_configuration_is_read(
     }
     import_path = [str(here), str(here.parents[1])]
     ran = subprocess.run(
-        [sys.executable, "-c", code, str(source), str(tmp_path), *import_path],
+        [sys.executable, "-c", code, str(source), str(tmp_path), sender, *import_path],
         env=environment,
         cwd=tmp_path,
         capture_output=True,
@@ -165,15 +167,14 @@ def test_only_the_endpoint_is_contacted_and_no_configuration_is_read(
     )
     assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr
     assert sent_requests(aws) == [json.loads((tmp_path / "plan.json").read_text())]
-    processes = list(records.glob("*.txt"))
-    assert len(processes) == 2
-    contacted = {line for file in processes for line in file.read_text().splitlines()}
+    (process,) = records.glob("*.txt")
+    contacted = set(process.read_text().splitlines())
     assert contacted == {f"('127.0.0.1', {aws.port})"}
 
 
 def test_a_bucket_that_does_not_exist_is_refused(aws, planned, tmp_path):
     with pytest.raises(SubmitRefused) as caught:
-        sagemaker.submit(planned(sender="boto3", bucket="no-such-bucket"), tmp_path)
+        sagemaker.submit(planned(bucket="no-such-bucket"), tmp_path)
     assert caught.value.hint == "create the bucket, or correct sagemaker.bucket"
     assert sent_requests(aws) == []
 
@@ -182,7 +183,7 @@ def test_missing_credentials_are_reported(aws, planned, tmp_path, monkeypatch):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(NotPermitted, match="no valid AWS credentials"):
-        sagemaker.submit(planned(sender="boto3"), tmp_path)
+        sagemaker.submit(planned(), tmp_path)
     assert aws.requests == []
 
 
@@ -190,7 +191,7 @@ def test_an_unreachable_endpoint_is_reported(aws, planned, tmp_path, monkeypatch
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setattr(clients, "_ATTEMPTS", 1)
     with pytest.raises(BackendUnavailable, match="cannot reach AWS"):
-        sagemaker.submit(planned(sender="boto3"), tmp_path)
+        sagemaker.submit(planned(), tmp_path)
 
 
 REFUSALS = {
@@ -203,16 +204,9 @@ REFUSALS = {
 
 
 @pytest.fixture
-def stubbed(monkeypatch):
-    """A client with scripted answers, instead of a server."""
-    client = boto3.client(
-        "sagemaker", "us-east-1", aws_access_key_id="x", aws_secret_access_key="x"
-    )
-    monkeypatch.setattr(clients, "client", lambda *_: client)
+def stubbed(stub_client, monkeypatch):
     monkeypatch.setattr(submission, "upload", lambda _: None)
-    with Stubber(client) as stub:
-        yield stub
-        stub.assert_no_pending_responses()
+    return stub_client("sagemaker")
 
 
 @pytest.mark.parametrize(("code", "expected"), REFUSALS.items(), ids=REFUSALS)
@@ -222,7 +216,7 @@ def test_an_error_of_the_service_has_its_class_and_a_hint(
     kind, hint = expected
     stubbed.add_client_error("create_training_job", code, "the service's message")
     with pytest.raises(kind, match="the service's message") as caught:
-        sagemaker.submit(planned(sender="boto3"), tmp_path)
+        sagemaker.submit(planned(), tmp_path)
     assert type(caught.value) is kind
     assert hint in caught.value.hint
 
@@ -244,7 +238,7 @@ def test_the_hint_names_the_permission_that_was_denied(stubbed, planned, tmp_pat
     denied = f"User: {user} is not authorized to perform: iam:PassRole on resource: {ROLE} {why}"
     stubbed.add_client_error("create_training_job", "AccessDeniedException", denied)
     with pytest.raises(NotPermitted) as caught:
-        sagemaker.submit(planned(sender="boto3"), tmp_path)
+        sagemaker.submit(planned(), tmp_path)
     assert caught.value.hint == DENIALS[why]
 
 
@@ -252,20 +246,20 @@ def test_a_role_that_cannot_be_assumed_has_a_hint(stubbed, planned, tmp_path):
     message = "Could not assume role arn:aws:iam::123456789012:role/training."
     stubbed.add_client_error("create_training_job", "ValidationException", message)
     with pytest.raises(SubmitRefused) as caught:
-        sagemaker.submit(planned(sender="boto3"), tmp_path)
+        sagemaker.submit(planned(), tmp_path)
     assert "trust sagemaker.amazonaws.com" in caught.value.hint
 
 
 def test_an_existing_job_of_the_same_plan_is_accepted(stubbed, planned, tmp_path):
     stubbed.add_client_error("create_training_job", "ResourceInUse", "already exists")
-    plan = planned(sender="boto3")
+    plan = planned()
     stubbed.add_response("describe_training_job", described(plan), {"TrainingJobName": "digits-1"})
     assert sagemaker.submit(plan, tmp_path).id == "digits-1"
 
 
 def test_after_a_failed_answer_the_job_is_looked_up(stubbed, planned, tmp_path):
     stubbed.add_client_error("create_training_job", "InternalFailure", "broken")
-    plan = planned(sender="boto3")
+    plan = planned()
     stubbed.add_response("describe_training_job", described(plan))
     assert sagemaker.submit(plan, tmp_path).id == "digits-1"
 
@@ -290,7 +284,7 @@ DIFFERENCES = {
 def test_a_different_job_of_the_same_name_is_refused(
     stubbed, planned, tmp_path, code, field, changes
 ):
-    plan = planned(sender="boto3")
+    plan = planned()
     stubbed.add_client_error("create_training_job", code, "already exists")
     stubbed.add_response("describe_training_job", described(plan, **changes))
     with pytest.raises(SubmitRefused, match="a different training job digits-1") as caught:
@@ -303,23 +297,19 @@ def test_after_a_failed_answer_without_a_job_the_error_is_raised(stubbed, planne
     stubbed.add_client_error("create_training_job", "InternalFailure", "broken")
     stubbed.add_client_error("describe_training_job", "ValidationException", "job not found.")
     with pytest.raises(TryAgain, match="broken"):
-        sagemaker.submit(planned(sender="boto3"), tmp_path)
+        sagemaker.submit(planned(), tmp_path)
 
 
 def test_a_failed_answer_and_a_failed_lookup_are_uncertain(stubbed, planned, tmp_path):
     stubbed.add_client_error("create_training_job", "InternalFailure", "broken")
     stubbed.add_client_error("describe_training_job", "ThrottlingException", "busy")
     with pytest.raises(Uncertain, match="did not say whether the job exists"):
-        sagemaker.submit(planned(sender="boto3"), tmp_path)
+        sagemaker.submit(planned(), tmp_path)
 
 
 @pytest.fixture
-def stubbed_s3(monkeypatch):
-    client = boto3.client("s3", "us-east-1", aws_access_key_id="x", aws_secret_access_key="x")
-    monkeypatch.setattr(clients, "client", lambda *_: client)
-    with Stubber(client) as stub:
-        yield stub
-        stub.assert_no_pending_responses()
+def stubbed_s3(stub_client):
+    return stub_client("s3")
 
 
 def test_upload_works_without_permission_to_list(stubbed_s3, planned):

@@ -26,7 +26,7 @@ OWNER = "x-amz-expected-bucket-owner"
 
 @pytest.fixture
 def plan(planned):
-    return planned(sender="boto3")
+    return planned()
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_concurrent_submits_replace_a_planted_archive(aws, s3, planned, stored_o
         return response
 
     aws.respond = synchronize
-    plans = [planned(f"digits-{number}", sender="boto3") for number in (1, 2)]
+    plans = [planned(f"digits-{number}") for number in (1, 2)]
     threads = [threading.Thread(target=sagemaker.submit, args=(one, tmp_path)) for one in plans]
     for thread in threads:
         thread.start()
@@ -200,10 +200,10 @@ def test_nothing_is_sent_to_a_bucket_of_another_account(aws, planned, tmp_path):
     with pytest.raises(
         NotPermitted, match="the bucket my-bucket of account 123456789012"
     ) as caught:
-        sagemaker.submit(planned(sender="boto3"), tmp_path)
+        sagemaker.submit(planned(), tmp_path)
     assert "sagemaker.bucket_owner" in caught.value.hint
     assert sent_requests(aws) == []
-    sagemaker.submit(planned(sender="boto3", bucket_owner="666666666666"), tmp_path)
+    sagemaker.submit(planned(bucket_owner="666666666666"), tmp_path)
     assert len(sent_requests(aws)) == 1
 
 
@@ -250,7 +250,7 @@ def test_a_token_that_expired_is_said_to_have_expired(aws, planned, tmp_path, ex
 
     aws.respond = respond
     with pytest.raises(NotPermitted if expired else SubmitRefused) as caught:
-        sagemaker.submit(planned(sender="boto3"), tmp_path)
+        sagemaker.submit(planned(), tmp_path)
     assert ("is expired" in caught.value.message) == expired
     if expired:
         assert "aws sso login" in caught.value.hint

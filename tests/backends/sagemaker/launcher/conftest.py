@@ -17,7 +17,7 @@ def captured(aws, tmp_path):
     """Submit a source and return the request that arrived; `modify` may change the planned one."""
 
     def submit(source, modify=dict, **changes):
-        job, options = vary(sender="boto3", **changes)
+        job, options = vary(**changes)
         bundle = bundles.scan(source, job.max_bundle)
         plan = sagemaker.plan(job, options, run="digits-1", bundle=bundle)
         text = json.dumps(modify(json.loads(plan.text)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,20 +12,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from deploykit.backends import base as backend
 from deploykit.backends.sagemaker import aws
+from deploykit.backends.sagemaker.options import environment_region
 from deploykit.backends.sagemaker.request import results
 from deploykit.job.model import NO_JOB, Handle, LogLine, State, Status
+from deploykit.lib import shell
 from deploykit.lib.errors import (
     BackendUnavailable,
     DeploykitError,
     NotFound,
     NotPermitted,
     TryAgain,
+    UsageError,
 )
 from deploykit.observe import logfiles
 from deploykit.observe.metrics.points import Point, final_metrics
 
-_OTHER_PROFILE = "choose the profile of that account: AWS_PROFILE, aws sso login"
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 _LATEST_TIME = 253402300799000
 """Milliseconds since the epoch, at the end of the year 9999."""
@@ -32,13 +36,20 @@ _POLL_INTERVAL = 5.0
 """Seconds between two requests for new lines."""
 _OUTAGE_LIMIT = 900.0
 """Seconds without an answer after which following fails: time to log in again."""
-_LARGEST_EXIT_CODE = 255
+_MAX_EXIT_CODE = 255
 _OrderedLine = tuple[tuple[int, int], LogLine]
 """A line, and its key for sorting: milliseconds, then number within its stream."""
-_LONGEST = 10**9
-"""Seconds that a job can be billed for: thirty years."""
+_MAX_BILLED_SECONDS = 10**9
+"""Thirty years."""
 _NODE = re.compile(r".*/algo-(\d{1,9})-.*")
 _EXIT_CODE = re.compile(r"[Ee]xit ?[Cc]ode:? ?\"?(\d{1,3})\b")
+_CLOSED = "runs on SageMaker, which does not allow access to its containers"
+_NEXT_RUN = """\
+the next run can allow it: --set sagemaker.remote_debug=true
+--debug has PyTorch's flight recorder write what it has when a collective times out"""
+_INSIDE = """\
+inside, for each process of your script: pip install py-spy; py-spy dump --pid PID
+algo-2 and so on are the other nodes; the session needs the Session Manager plugin"""
 _STATES = {
     "InProgress": State.RUNNING,
     "Completed": State.SUCCEEDED,
@@ -78,25 +89,35 @@ def find(run: str, folder: Path, target: str) -> Handle | None:
     another account, which cannot tell, and what `aws.errors` raises.
     """
     try:
-        request = json.loads((folder / "plan.json").read_text())
-    except FileNotFoundError:
-        request = None
+        request = _request(folder)
     except ValueError:  # half written: the request was not sent
         return None
     differing = differing_fields(run, target, request)
     if differing == []:
         return Handle("sagemaker", target, run, run, str(folder))
-    if differing is None and (foreign := _foreign(folder, target)):
-        raise NotPermitted(foreign, hint=_OTHER_PROFILE)
+    if differing is None and (foreign := _foreign(request, target)):
+        raise NotPermitted(
+            foreign, hint="choose the profile of that account: AWS_PROFILE, aws sso login"
+        )
     return None
 
 
-def _foreign(folder: Path, region: str) -> str:
-    """Whose credentials these are, if not of the job's account; empty where that is not known."""
+def _request(folder: Path) -> Any:
+    """The request that was sent; None where it is not here, as for an attached job."""
     try:
-        own = json.loads((folder / "plan.json").read_text())["RoleArn"].split(":")[4]
-        account = aws.account(region)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, DeploykitError):
+        return json.loads((folder / "plan.json").read_text())
+    except FileNotFoundError:
+        return None
+
+
+def _foreign(request: Any, where: str) -> str:
+    """Whose credentials these are, if not of the job's account; empty if that is not known."""
+    if request is None:
+        return ""
+    own = request["RoleArn"].split(":")[4]
+    try:
+        account = aws.account(where)
+    except DeploykitError:
         return ""
     if account == own:
         return ""
@@ -122,8 +143,22 @@ def _identity(job: Any) -> dict[str, Any]:
         "RoleArn": job.get("RoleArn"),
         "TrainingImage": job.get("AlgorithmSpecification", {}).get("TrainingImage"),
         "S3OutputPath": job.get("OutputDataConfig", {}).get("S3OutputPath"),
-        **{f"HyperParameters.{key}": one for key, one in job.get("HyperParameters", {}).items()},
+        **{f"HyperParameters.{key}": text for key, text in job.get("HyperParameters", {}).items()},
     }
+
+
+def attach(run: str, folder: Path, target: str | None) -> Handle:
+    """The training job of that name in a region, by default the environment's.
+
+    Raises UsageError if no region is chosen, NotFound if it has no such job.
+    """
+    where = target or environment_region()
+    if not where:
+        raise UsageError("no region is chosen", hint="--target REGION, or AWS_REGION")
+    handle = find(run, folder, where)
+    if handle is None:
+        raise NotFound(f"SageMaker has no job {run} in {where}", hint="is it in another region?")
+    return handle
 
 
 def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
@@ -141,7 +176,7 @@ def _current(client: Any, handle: Handle) -> Status:
     job = _describe(client, handle.id, handle.target)
     if job is not None:
         return _status(job)
-    reason = _foreign(Path(handle.folder), handle.target)
+    reason = _foreign(_request(Path(handle.folder)), handle.target)
     reason = reason or f"SageMaker has no training job of this name in {handle.target}"
     return Status(State.UNKNOWN, NO_JOB, reason)
 
@@ -213,8 +248,6 @@ def _tolerate(error: DeploykitError, outage_start: float | None) -> float:
     """The start of the outage, by the monotonic clock. Warns once; raises if it lasts too long."""
     now = time.monotonic()
     if outage_start is None:
-        import logging  # for this message only: importing it takes 5 ms
-
         hint = f"; {error.hint}" if error.hint else ""
         text = f"cannot read new lines: {error}{hint}. Reading resumes when AWS answers again."
         logging.getLogger(__name__).warning(text)
@@ -295,7 +328,7 @@ def _billing(job: Any) -> str:
 def _billed(job: Any) -> float | None:
     """The billed seconds of one instance; for spot instances, those that on-demand would cost."""
     billed = job.get("BillableTimeInSeconds")
-    return float(billed) if isinstance(billed, int) and 0 <= billed <= _LONGEST else None
+    return float(billed) if isinstance(billed, int) and 0 <= billed <= _MAX_BILLED_SECONDS else None
 
 
 def _exit_code(state: State, reason: str) -> int | None:
@@ -304,7 +337,7 @@ def _exit_code(state: State, reason: str) -> int | None:
         return 0
     match = _EXIT_CODE.search(reason)
     code = int(match[1]) if match and state is State.FAILED else None
-    return code if code is None or code <= _LARGEST_EXIT_CODE else None
+    return code if code is None or code <= _MAX_EXIT_CODE else None
 
 
 def _streams(client: Any, run: str) -> Iterator[str]:
@@ -348,3 +381,57 @@ def _milliseconds(event: Any) -> int:
     """Time of an event, in milliseconds since the epoch; 0 if it is missing or out of range."""
     value = event.get("timestamp")
     return value if isinstance(value, int) and 0 <= value <= _LATEST_TIME else 0
+
+
+def dump_by_hand(handle: Handle) -> tuple[str, str]:
+    """Why `dump` cannot take the stacks of a job, and the commands that can."""
+    if not _is_allowed(handle):
+        return f"{handle.run} {_CLOSED}", _NEXT_RUN
+    enter = shell.command(*_session(handle, 1))
+    reason = f"{handle.run} runs on SageMaker, whose containers only an SSM session can enter"
+    return reason, f"{enter}\n{_INSIDE}"
+
+
+def enter(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) -> list[str]:
+    """The AWS CLI's command for a shell in the container of a rank's node.
+
+    Raises UsageError where the job allows none, and for a command: a session takes only what a
+    person types.
+    """
+    if not _is_allowed(handle):
+        raise UsageError(f"{handle.run} {_CLOSED}", hint=_NEXT_RUN.partition("\n")[0])
+    session = _session(handle, 1 + rank // _ranks_per_node(handle))
+    if command or not terminal:
+        raise UsageError(
+            f"{handle.run} runs on SageMaker, whose containers accept no commands, only "
+            "an interactive SSM session",
+            hint=shell.command(*session),
+        )
+    return session
+
+
+def _session(handle: Handle, node: int) -> list[str]:
+    target = f"sagemaker-training-job:{handle.run}_algo-{node}"
+    return ["aws", "ssm", "start-session", "--region", handle.target, "--target", target]
+
+
+def _is_allowed(handle: Handle) -> bool:
+    request = _request(Path(handle.folder)) or {}
+    return bool(request.get("RemoteDebugConfig", {}).get("EnableRemoteDebug"))
+
+
+def _ranks_per_node(handle: Handle) -> int:
+    """As the job was submitted; 1 for an attached job."""
+    try:
+        resources = json.loads(Path(handle.folder, backend.JOB).read_text())["resources"]
+    except FileNotFoundError:
+        return 1
+    return int(resources.get("processes_per_node") or resources.get("gpus_per_node") or 1)
+
+
+def remains(handle: Handle, output: str) -> Iterator[tuple[str, str]]:
+    """The results in S3; the source archive there is shared with other runs."""
+    above, of_run, _ = output.partition(f"/{handle.run}/")
+    if of_run and above.startswith("s3://"):
+        prefix = f"{above}{of_run}"
+        yield prefix, shell.command("aws", "s3", "rm", "--recursive", prefix)

@@ -1,23 +1,18 @@
-"""A job in the terms of the SageMaker SDK (2.x), and the request that the SDK would send for it.
+"""A job as the estimator of the SageMaker SDK 2.x that a user's own code holds or sends.
 
 The only file that uses the SDK. The arguments of its estimator are written independently of
-`request.py`, in the SDK's terms, so that comparing the two requests is a real check.
-
-`main` runs in a process of its own, which `submission.py` starts. Importing the SDK probes the
-instance metadata service, reads configuration files, prints, and takes seconds; its `fit` sends
-telemetry to AWS. The process has home folders without configuration, no credentials, and sockets
-that refuse to connect.
+`request.py`, in the SDK's terms; the tests prove for many jobs that both give the same request.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import json
-import os
-import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, get_args, get_origin
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from deploykit.backends.base import LAUNCH
 from deploykit.backends.sagemaker import catalog, request
@@ -27,18 +22,18 @@ from deploykit.backends.sagemaker.options import (
     channel_names,
     region,
 )
-from deploykit.job import decode
-from deploykit.job.model import JobSpec
+from deploykit.job.model import JobSpec, Plan
+from deploykit.lib.errors import BackendUnavailable, SubmitRefused
 
 REFUSALS = (ValueError, RuntimeError)
 """What the SDK raises for arguments that it refuses."""
-SETTINGS = {
+_SETTINGS = {
     "SchemaVersion": "1.0",
     "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}},
 }
-"""Configuration of a user's session, instead of the SDK's configuration files, which would silently
-change requests. `main` needs none: it has no such files, and reading this takes seconds."""
-_NETWORK_EVENTS = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto")
+"""Replaces the SDK's configuration files, which would silently change requests."""
+_MAX_QUOTED_VALUE = 200
+"""Characters of a value that a message quotes."""
 
 
 def estimator_arguments(job: JobSpec, options: Options, *, run: str, bundle: str) -> dict[str, Any]:
@@ -65,13 +60,12 @@ def estimator_arguments(job: JobSpec, options: Options, *, run: str, bundle: str
 
 
 def _program(job: JobSpec, options: Options, bundle: str) -> dict[str, Any]:
-    version = options.framework_version
-    python = options.py_version
-    if python is None and version is not None:
+    pytorch, python = options.framework_version, options.py_version
+    if python is None and pytorch is not None:
         if options.distribution == "smdistributed.modelparallel":
-            python = catalog.SMP_IMAGES.get(version, ("py311",))[0]
+            python = catalog.SMP_IMAGES.get(pytorch, ("py311",))[0]
         else:
-            python = catalog.VERSIONS.get(version)
+            python = catalog.VERSIONS.get(pytorch)
     command = request.entrypoint(options, bundle)
     return {
         "container_entry_point": command.get("ContainerEntrypoint"),
@@ -79,7 +73,7 @@ def _program(job: JobSpec, options: Options, bundle: str) -> dict[str, Any]:
         "entry_point": LAUNCH,
         "source_dir": options.code(bundle),
         "role": options.role,
-        "framework_version": version,
+        "framework_version": pytorch,
         "py_version": python,
         "image_uri": options.image_uri,
         "distribution": _distribution(job, options),
@@ -184,10 +178,10 @@ def _channel(job: JobSpec, options: Options, name: str) -> dict[str, Any]:
             "s3_data": channel_location(job, options, name),
             "s3_data_type": channel.s3_data_type,
             "distribution": channel.s3_distribution,
-            "input_mode": _unless(channel.input_mode, "File"),
+            "input_mode": None if channel.input_mode == "File" else channel.input_mode,
             "content_type": channel.content_type,
-            "compression": _unless(channel.compression, "None"),
-            "record_wrapping": _unless(channel.record_wrapping, "None"),
+            "compression": None if channel.compression == "None" else channel.compression,
+            "record_wrapping": None if channel.record_wrapping == "None" else "RecordIO",
             "attribute_names": list(channel.attribute_names) or None,
             "instance_groups": list(channel.instance_groups) or None,
             "shuffle_config": None
@@ -197,17 +191,35 @@ def _channel(job: JobSpec, options: Options, name: str) -> dict[str, Any]:
     return {key: value for key, value in arguments.items() if value is not None}
 
 
-def _unless(value: str, default: str) -> str | None:
-    return None if value == default else value
+def require() -> None:
+    """Raise BackendUnavailable unless a version of the SDK with estimators is installed."""
+    try:
+        installed = version("sagemaker")
+    except PackageNotFoundError:
+        installed = "none"
+    if installed.split(".")[0] != "2":
+        raise BackendUnavailable(
+            f"this needs the SageMaker SDK 2.x; installed: {installed}",
+            hint="install 'sagemaker<3' into an environment of its own, beside deploykit; "
+            "`deploykit submit` with sagemaker.sender: boto3 needs no SDK",
+        )
 
 
-def session(arguments: Mapping[str, Any]) -> Any:
-    """An SDK session with the user's credentials, without telemetry and configuration files."""
+def session(arguments: Mapping[str, Any], client: Any = None) -> Any:
+    """An SDK session with the user's credentials, without telemetry and configuration files.
+
+    `client` is boto3's for SageMaker; default: one that the SDK makes.
+    """
     import boto3
     from sagemaker.session import Session
 
     connection: Any = boto3.Session(region_name=arguments["region"])
-    return Session(connection, default_bucket=arguments["bucket"], sagemaker_config=SETTINGS)
+    return Session(
+        connection,
+        sagemaker_client=client,
+        default_bucket=arguments["bucket"],
+        sagemaker_config=_SETTINGS,
+    )
 
 
 def estimator(
@@ -280,54 +292,63 @@ def _inputs(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return inputs
 
 
-def intercepted_request(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The request that `PyTorch(...).fit()` would send. Raises one of `REFUSALS`."""
-    import boto3
-    from sagemaker.session import Session
+def intercept(
+    arguments: Mapping[str, Any], sagemaker_session: Any
+) -> tuple[dict[str, Any], Callable[[dict[str, Any]], None]]:
+    """The request of the estimator's `fit()`, and the SDK's function that sends it.
 
-    requests: list[dict[str, Any]] = []
-    unconnected: Any = Session(
-        boto3.Session("none", "none", region_name=arguments["region"]),
-        default_bucket=arguments["bucket"],
-    )
-    unconnected._intercept_create_request = lambda request, *_: requests.append(request)  # noqa: SLF001
-    estimator(arguments, unconnected, lambda: None).fit(wait=False)
-    return requests[0]
-
-
-def disable_network() -> None:
-    """Make every further connection of this process fail. Cannot be undone."""
-
-    def refuse(event: str, _: Any) -> None:
-        if event in _NETWORK_EVENTS:
-            raise OSError("the SageMaker SDK runs without network here")
-
-    sys.addaudithook(refuse)
+    Raises one of `REFUSALS`.
+    """
+    calls: list[Any] = []
+    sagemaker_session._intercept_create_request = lambda *call: calls.append(call)  # noqa: SLF001
+    estimator(arguments, sagemaker_session, lambda: None).fit(wait=False)
+    sent, create, *_ = calls[0]
+    return sent, create
 
 
-def main(question: str, answer: str) -> None:
-    """Write the SDK's request for the job in the file `question`, or its refusal, to `answer`."""
-    disable_network()
-    os.umask(0o077)  # only the user may read what this process writes
-    content = json.loads(Path(question).read_text())
-    job, options = restored(JobSpec, content["job"]), restored(Options, content["options"])
-    arguments = estimator_arguments(job, options, run=content["run"], bundle=content["bundle"])
-    result: dict[str, Any]
+def sender(plan: Plan, client: Any) -> Callable[[], Mapping[str, Any]]:
+    """The function with which the user's SDK sends the request of `plan`, through `client`.
+
+    The source must have been uploaded by then. Raises BackendUnavailable without the SDK, and
+    SubmitRefused if the SDK refuses the job, or if its request is not that of the plan.
+    """
+    require()
+    arguments = estimator_arguments(
+        plan.job, plan.options, run=plan.run, bundle=plan.bundle.hash
+    ) | {"region": plan.target}
     try:
-        result = {"request": intercepted_request(arguments)}
+        with contextlib.redirect_stdout(io.StringIO()):  # the SDK prints when it is imported
+            sent, create = intercept(arguments, session(arguments, client))
     except REFUSALS as error:
-        result = {"refused": str(error)}
-    Path(answer).write_text(json.dumps(result))
+        raise SubmitRefused(f"the SageMaker SDK refuses this job: {error}") from error
+    if different := list(differences(json.loads(plan.text), sent)):
+        raise SubmitRefused(
+            "the SageMaker SDK would send a different request: " + "; ".join(different),
+            hint="please report this; sagemaker.sender: boto3 sends the plan without the SDK",
+        )
+
+    def send() -> Mapping[str, Any]:
+        answers: list[Mapping[str, Any]] = []
+        client.meta.events.register(
+            "after-call.sagemaker.CreateTrainingJob", lambda parsed, **_: answers.append(parsed)
+        )
+        with contextlib.redirect_stdout(io.StringIO()):
+            create(sent)
+        return answers[-1]
+
+    return send
 
 
-def restored(hint: Any, data: Any) -> Any:
-    """What `dataclasses.asdict` and JSON made `data` of, by its type."""
-    kind, _, _ = decode.split(hint)
-    if get_origin(kind) is tuple:
-        return tuple(restored(get_args(kind)[0], item) for item in data)
-    if get_origin(kind) is Mapping:
-        return {name: restored(get_args(kind)[1], item) for name, item in data.items()}
-    if isinstance(data, Mapping):
-        hints = decode.hints(kind)
-        return kind(**{name: restored(hints[name], value) for name, value in data.items()})
-    return data
+def differences(planned: Any, sent: Any, path: str = "") -> Iterator[str]:
+    """Each field that differs between the plan and the SDK's request, with both values."""
+    if isinstance(planned, dict) and isinstance(sent, dict):
+        for name in dict.fromkeys([*planned, *sent]):
+            field = f"{path}.{name}" if path else name
+            yield from differences(planned.get(name), sent.get(name), field)
+    elif planned != sent:
+        yield f"{path}: planned {_shortened(planned)}, the SDK {_shortened(sent)}"
+
+
+def _shortened(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _MAX_QUOTED_VALUE else f"{text[:_MAX_QUOTED_VALUE]}..."

@@ -1,0 +1,643 @@
+"""The oracle: what SageMaker does with a job. It runs as asked, runs as something else, is refused,
+or the outcome cannot be known.
+
+The rules are data, in `rules/*.toml`; 01-launchers.toml documents every key. Each names the
+setting, the reason, the nearest setting that works and a source. The reference page is generated
+from them, with examples that the tests check against the real SDK. Pure: nothing is queried.
+
+`check` adds what the service's own description says of the request: enums, patterns and ranges.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+import gzip
+import importlib.util
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from deploykit.backends import base as backend
+from deploykit.backends.sagemaker import catalog, request
+from deploykit.backends.sagemaker.options import (
+    DATA_PARALLEL,
+    MPIRUN,
+    S3,
+    Channel,
+    Options,
+    channel_location,
+    channel_names,
+    has_group,
+    launched,
+    region,
+)
+from deploykit.backends.sagemaker.request import argument_vector
+from deploykit.doctor import aws_names
+from deploykit.job import checks
+from deploykit.job.model import JobSpec, Problem
+from deploykit.job.spelling import did_you_mean
+from deploykit.lib import units
+from deploykit.lib.errors import BackendUnavailable
+
+_SOURCES = {
+    "sdk": "https://github.com/aws/sagemaker-python-sdk/blob/v2.257.7/src/sagemaker",
+    "api": "https://docs.aws.amazon.com/sagemaker/latest/APIReference",
+    "guide": "https://docs.aws.amazon.com/sagemaker/latest/dg",
+    "toolkit": "https://github.com/aws/sagemaker-training-toolkit/tree/master/"
+    "src/sagemaker_training",
+    "launcher": "https://github.com/aws/sagemaker-pytorch-training-toolkit/blob/master/"
+    "src/sagemaker_pytorch_container/training.py",
+}
+"""Beginnings of the sources that rules cite."""
+_ANY_RUN, _ANY_BUNDLE = "r" * 63, "0" * 64
+"""As long as a run id and a hash can be: a request that is valid with these is valid with any."""
+_ANY_IMAGE, _ANY_REGION, _ANY_TYPE = "image", "us-east-1", "ml.g5.12xlarge"
+_COUNTED = {"string": "characters", "list": "entries", "map": "entries"}
+"""Type of a value -> what its range counts; the range of a number is that of its value."""
+_CLASSES = {r"\p{Alnum}": "a-zA-Z0-9", r"\p{L}": r"\w", r"\p{N}": r"\d", r"\p{Z}": r"\s"}
+"""Character classes of Java that the patterns use, always inside brackets."""
+_MAX_LISTED = 5
+"""Choices that a message lists."""
+_KEYS = {
+    "Environment": "env",
+    "RoleArn": "sagemaker.role",
+    "AlgorithmSpecification.TrainingImage": "sagemaker.image_uri",
+    "AlgorithmSpecification.ContainerArguments": "sagemaker.image_entrypoint",
+    "ResourceConfig.InstanceType": "sagemaker.instance_type",
+    "ResourceConfig.InstanceGroups": "sagemaker.instance_groups",
+    "ResourceConfig.VolumeKmsKeyId": "sagemaker.volume_kms_key",
+    "ResourceConfig.TrainingPlanArn": "sagemaker.training_plan",
+    "AlgorithmSpecification.MetricDefinitions": "sagemaker.metric_definitions",
+    "OutputDataConfig.KmsKeyId": "sagemaker.output_kms_key",
+    "TensorBoardOutputConfig.S3OutputPath": "sagemaker.tensorboard_output",
+    "HyperParameters.mp_parameters": "sagemaker.model_parallel",
+    "ResourceConfig.InstanceCount": "resources.nodes",
+    "ResourceConfig.VolumeSizeInGB": "sagemaker.volume_size",
+    "ResourceConfig.KeepAlivePeriodInSeconds": "sagemaker.keep_alive",
+    "StoppingCondition.MaxRuntimeInSeconds": "resources.time_limit",
+    "StoppingCondition.MaxWaitTimeInSeconds": "sagemaker.max_wait",
+    "VpcConfig.Subnets": "sagemaker.subnets",
+    "VpcConfig.SecurityGroupIds": "sagemaker.security_group_ids",
+    "RetryStrategy.MaximumRetryAttempts": "retries",
+    "InputDataConfig": "data",
+    "OutputDataConfig.S3OutputPath": "output",
+    "CheckpointConfig.S3Uri": "checkpoints",
+    "HyperParameters": "entrypoint.args",
+    "Tags": "sagemaker.tags",
+}
+"""Path in the request -> key of the job file."""
+_COMBINED = {
+    "Environment.DEPLOYKIT_SECRETS": "all secret references together, as JSON,",
+    "Environment.DEPLOYKIT_ENV": "all NCCL_, FI_, GLOO_ and RDMAV_ variables together, as JSON,",
+}
+"""Path in the request -> the values of the job file that are combined there."""
+
+
+_P5 = "ml.p5.48xlarge"
+_USUAL_REGION, _USUAL_TYPE = "us-east-1", "ml.g5.12xlarge"
+"""Those that the hints for missing ones name, so that all hints together give a job that works."""
+_WITHOUT_SMDDP = (2, 4)
+"""AWS's images from this PyTorch on do not include SMDDP; 2.3 is the last that does."""
+_CUDA_121 = "2.0.1-gpu-py310-cu121"
+_DEFAULT_VOLUME = 30
+_LONGEST_RUN = 28 * 24 * 3600
+_LONGEST_KEEP_ALIVE = 3600
+_LONGEST_ARGUMENTS = 50_000
+"""Characters. AWS's toolkit passes them in single variables of at most 128 KiB."""
+_INTERVALS = (100, 200, 500, 1000, 5000, 60000)
+"""Milliseconds between two samples of the profiler that the service accepts."""
+_WITHOUT_PROFILER = (
+    *("us-iso-east-1", "us-isob-east-1", "ap-southeast-3", "ap-southeast-4", "eu-south-2"),
+    *("me-central-1", "ap-south-2", "eu-central-2", "us-gov-east-1"),
+)
+"""Regions for which the SDK knows neither profiler nor debugger."""
+_OVERWRITTEN = re.compile(r"(NCCL|FI|RDMAV)_\w+")
+_REACHABLE_SECRETS = ("ssm", "secretsmanager")
+"""Kinds of secrets that a container can look up."""
+
+
+class Verdict(enum.Enum):
+    """What SageMaker does with a setting."""
+
+    ASKED = "runs as asked"
+    OTHER = "runs as something else"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OracleRule:
+    """One fact about SageMaker. Its fields are the keys of ``[[rule]]``."""
+
+    id: str
+    path: str
+    verdict: Verdict
+    when: Sequence[str] | None = None
+    """None: the rule never applies, and is there for the reference only."""
+    reason: str
+    suggestion: str | None = None
+    source: str
+    quiet: bool = False
+
+    @property
+    def severity(self) -> Literal["error", "warning"] | None:
+        """Severity of the problem that `check` reports; None if it reports none."""
+        if self.verdict is Verdict.REFUSED:
+            return "error"
+        return None if self.quiet else "warning"
+
+    def apply(self, known: Mapping[str, Any]) -> Iterator[Consequence]:
+        """Yield a consequence for each item to which the rule applies, by the `facts` of a job.
+
+        Raises KeyError for the name of a fact that does not exist.
+        """
+        for item in self._items(known):
+            values = {**known, "item": item}
+            suggestion = self.suggestion and self.suggestion.format(**values)
+            path, reason = self.path.format(**values), self.reason.format(**values)
+            yield Consequence(self, path, reason, suggestion)
+
+    def _items(self, known: Mapping[str, Any]) -> list[str]:
+        """Return the items of the last list in `when`, `[""]` without one, `[]` if it fails."""
+        if self.when is None:
+            return []
+        items = [""]
+        for condition in self.when:
+            name = condition.removeprefix("not ")
+            fact = known[name]
+            if bool(fact) is (name != condition):
+                return []
+            if fact and isinstance(fact, list):
+                items = fact
+        return items
+
+
+@dataclass(frozen=True)
+class Consequence:
+    """A rule that applies to a job, with its texts filled in."""
+
+    rule: OracleRule
+    path: str
+    reason: str
+    suggestion: str | None
+
+    def problem(self) -> Problem | None:
+        """The problem that `check` reports; None if the job simply runs as asked."""
+        severity = self.rule.severity
+        if severity is None:
+            return None
+        source = self.rule.source
+        return Problem(self.path, self.reason, self.suggestion, severity=severity, source=source)
+
+
+def check(job: JobSpec, options: Options) -> Iterator[Problem]:
+    """Every problem of a job: the oracle's, then those of the request that would be sent.
+
+    Pure, except that the date decides which images still receive patches. Raises
+    BackendUnavailable if botocore is not installed and nothing else is wrong.
+    """
+    options = launched(job, options)
+    yield from backend.check_program(job)
+    yield from _check_plain(job, options)
+    yield from _check_profile(job, options)
+    yield from _check_debugger(job)
+    yield from _check_log_limit(job)
+    problems = [consequence.problem() for consequence in consequences(job, options)]
+    reported = [problem for problem in problems if problem]
+    yield from reported
+    errors = {problem.path for problem in reported if problem.severity == "error"}
+    complete = _completed(options) if errors else options
+    rendered = request.render(job, complete, run=_ANY_RUN, bundle=_ANY_BUNDLE)
+    try:
+        refused = request_problems(rendered)
+    except BackendUnavailable:
+        if not errors:
+            raise
+        return
+    yield from (problem for problem in refused if problem.path not in errors)
+
+
+def _check_plain(job: JobSpec, options: Options) -> Iterator[Problem]:
+    """Report another launcher than the script, which starts its own processes."""
+    if job.entrypoint.launcher != "python":
+        return
+    if options.distribution != "none":
+        message = f"{options.distribution} starts the ranks, and `launcher: python` the script"
+        yield Problem("sagemaker.distribution", message, "distribution: none")
+    if job.preflight and job.resources.nodes > 1:
+        message = "the nodes cannot test the network before a plain process of each"
+        yield Problem("preflight", message, "remove it, or use launcher: torchrun")
+
+
+def _check_profile(job: JobSpec, options: Options) -> Iterator[Problem]:
+    """Nsight Systems starts a rank, which only deploykit's own torchrun allows."""
+    if (job.profile or "").startswith("nsys") and options.distribution != "none":
+        message = "nsys needs ranks that deploykit starts, and here SageMaker's toolkit starts them"
+        yield Problem("profile", message, "torch:20:25, which PyTorch's own profiler records")
+
+
+def _check_debugger(job: JobSpec) -> Iterator[Problem]:
+    if checks.DEBUGGER in job.env:
+        message = "no editor can connect to a container of SageMaker"
+        yield Problem(f"env.{checks.DEBUGGER}", message, "remove --debugger, or run it locally")
+
+
+def _check_log_limit(job: JobSpec) -> Iterator[Problem]:
+    if job.log_limit != backend.LOG_LIMIT:
+        message = "is not enforced on SageMaker: CloudWatch takes all output, and bills it"
+        yield Problem("log_limit", message, severity="warning")
+
+
+def _completed(options: Options) -> Options:
+    """The options with an image, a type and a region, so that a request can be rendered."""
+    return replace(
+        options,
+        image_uri=options.image_uri or _ANY_IMAGE,
+        region=region(options) or _ANY_REGION,
+        instance_type=options.instance_type or (None if options.instance_groups else _ANY_TYPE),
+    )
+
+
+def consequences(job: JobSpec, options: Options, today: dt.date | None = None) -> list[Consequence]:
+    """The consequences of every rule that applies, in the order of `rules`.
+
+    `today` decides which images still receive patches; the default is today's date in UTC.
+    """
+    known = facts(job, options, today or dt.datetime.now(tz=dt.UTC).date())
+    every_rule = (rule for group in rules().values() for rule in group)
+    return [consequence for rule in every_rule for consequence in rule.apply(known)]
+
+
+@cache
+def rules() -> Mapping[str, tuple[OracleRule, ...]]:
+    """All rules, under the headings of the reference."""
+    files = sorted(Path(__file__).with_name("rules").glob("*.toml"))
+    return dict(read(path.read_text(encoding="utf-8")) for path in files)
+
+
+def read(text: str) -> tuple[str, tuple[OracleRule, ...]]:
+    """The heading and the rules of a file.
+
+    Raises TypeError for an unknown or missing key, ValueError for an unknown verdict, and KeyError
+    for an unknown beginning of a source.
+    """
+    return _group(**tomllib.loads(text))
+
+
+def _group(*, heading: str, rule: list[dict[str, Any]]) -> tuple[str, tuple[OracleRule, ...]]:
+    return heading, tuple(_rule(**table) for table in rule)
+
+
+def _rule(*, verdict: str, source: str, **texts: Any) -> OracleRule:
+    return OracleRule(verdict=Verdict(verdict), source=source.format(**_SOURCES), **texts)
+
+
+def request_problems(rendered: Mapping[str, Any]) -> list[Problem]:
+    """What in a CreateTrainingJob request the service would refuse, by keys of the job file.
+
+    Raises BackendUnavailable if botocore is not installed.
+    """
+    shapes = _shapes()
+    violations = _violations(shapes, shapes["CreateTrainingJobRequest"], rendered, "")
+    return [_problem(*violation) for violation in violations]
+
+
+@cache
+def _shapes() -> Any:
+    """The newest description of SageMaker's requests in the installed botocore.
+
+    Read as data: importing botocore would add a third to the time of a dry run.
+    """
+    spec = importlib.util.find_spec("botocore")
+    if spec is None or spec.origin is None:
+        raise BackendUnavailable(
+            "the Python package botocore is not installed", hint="pip install boto3"
+        )
+    versions = (Path(spec.origin).parent / "data" / "sagemaker").glob("*/service-2.json*")
+    newest = max(versions, key=lambda path: path.parent.name)
+    data = newest.read_bytes()
+    return json.loads(gzip.decompress(data) if newest.suffix == ".gz" else data)["shapes"]
+
+
+def _violations(shapes: Any, shape: Any, value: Any, path: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the dotted path, message and hint of what botocore leaves to the service.
+
+    Names that it does not know, values outside of an enum, a pattern or a range. Types and required
+    fields are those of `request.render`, and botocore checks them before it sends.
+    """
+    if value is None:  # reported by a rule
+        return
+    yield from _limits(shape, value, path)
+    if shape["type"] == "structure":
+        for name, item in value.items():
+            inner = f"{path}.{name}".lstrip(".")
+            if name in shape["members"]:
+                member = shapes[shape["members"][name]["shape"]]
+                yield from _violations(shapes, member, item, inner)
+            else:
+                yield inner, "is unknown to the installed botocore", "pip install -U boto3"
+    elif shape["type"] == "list":
+        for number, item in enumerate(value):
+            member = shapes[shape["member"]["shape"]]
+            yield from _violations(shapes, member, item, f"{path}[{number}]")
+    elif shape["type"] == "map":
+        for key, item in value.items():
+            for part, content in (("key", key), ("value", item)):
+                member = shapes[shape[part]["shape"]]
+                yield from _violations(shapes, member, content, f"{path}.{key}")
+
+
+def _limits(shape: Any, value: Any, path: str) -> Iterator[tuple[str, str, str]]:
+    low, high, units_of = shape.get("min"), shape.get("max"), _COUNTED.get(shape["type"])
+    size = len(value) if units_of else value
+    amount = f"has {size} {units_of}" if units_of else f"is {size}"
+    if low is not None and size < low:
+        yield path, f"{amount}; the minimum is {low}", ""
+    if high is not None and size > high:
+        yield path, f"{amount}; the maximum is {high}", ""
+    choices, pattern = shape.get("enum", ()), shape.get("pattern")
+    if choices and value not in choices:
+        known = ", ".join(choices) if len(choices) <= _MAX_LISTED else f"{len(choices)} are known"
+        hint = did_you_mean(value, choices) or known
+        yield path, f"{value!r} is not one of the accepted values", hint
+    elif pattern and size <= (high or size) and _compiled(pattern).fullmatch(value) is None:
+        yield path, f"{value!r} does not match {pattern}", ""
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    translated = pattern
+    for java, python in _CLASSES.items():
+        translated = translated.replace(java, python)
+    return re.compile(translated, 0 if translated != pattern else re.ASCII)
+
+
+def _problem(path: str, message: str, hint: str) -> Problem:
+    """The problem of a violation, by the key of the job file that it comes from."""
+    if path in _COMBINED:
+        return Problem("env", f"SageMaker: {_COMBINED[path]} {message}", "shorten or remove some")
+    for field, key in _KEYS.items():
+        if path == field or path.startswith((f"{field}.", f"{field}[")):
+            inner = path[len(field) :]
+            if key == "env":
+                return Problem(key + inner, f"SageMaker: {message}", hint or None)
+            return Problem(key, f"SageMaker: {inner}{' ' * bool(inner)}{message}", hint or None)
+    return Problem("sagemaker", f"SageMaker: {path} {message}", hint or None)
+
+
+def facts(job: JobSpec, options: Options, today: dt.date) -> dict[str, Any]:
+    """What the rules ask about a job, by the names that they use.
+
+    The settings of the job file by their keys, and what follows from them. A list has an item for
+    each part of the job to which a rule applies. `today` decides which images still receive
+    patches. With `instance_groups`, facts about hardware are those of the group that trains.
+    """
+    where, kind = region(options), options.training_type
+    return {
+        **vars(job),
+        **vars(job.resources),
+        **vars(options),
+        "region": where,
+        "training_type": kind,
+        **_launch_facts(job, options),
+        **_instance_facts(job, options),
+        **_hardware_facts(job, kind),
+        **_image_facts(options.image_uri or "", where),
+        **_version_facts(options, where or "", today),
+        **_service_facts(job, options, where),
+        **_data_facts(job, options),
+        **_secret_facts(job),
+    }
+
+
+def _launch_facts(job: JobSpec, options: Options) -> dict[str, Any]:
+    distribution, world_size = options.distribution, job.resources.world_size
+    nodes, ranks = job.resources.nodes, job.resources.processes
+    torch_distributed = distribution == "torch_distributed"
+    smp = distribution == "smdistributed.modelparallel"
+    parameters = options.model_parallel.parameters() if options.model_parallel else {}
+    return {
+        "ranks_per_node": ranks,
+        "ranks": f"{units.plural(ranks, 'rank')} on "
+        + (f"each of {nodes} nodes" if nodes > 1 else "one node"),
+        "world_size": world_size,
+        "many_nodes": nodes > 1,
+        "many_ranks": world_size > 1,
+        "plain": job.entrypoint.launcher == "python",
+        "torch_distributed": torch_distributed,
+        "mpi": distribution == "mpi",
+        "no_launcher": distribution == "none",
+        "pytorchddp": distribution == "pytorchddp",
+        "smddp": distribution in DATA_PARALLEL,
+        "smp": smp,
+        "mpirun": distribution in MPIRUN,
+        "torchrun": torch_distributed or smp,
+        "uneven_degrees": [
+            name
+            for name, degree in parameters.items()
+            if name.endswith("_degree") and degree and world_size % degree
+        ],
+        "overwritten_variables": list(filter(_OVERWRITTEN.fullmatch, job.env)),
+    }
+
+
+def _instance_facts(job: JobSpec, options: Options) -> dict[str, Any]:
+    groups = options.instance_groups
+    names = [group.name for group in groups]
+    training = next((g for g in groups if g.name == options.distribution_group), None)
+    types = [options.instance_type] if options.instance_type else []
+    if groups:
+        types = [group.instance_type for group in groups]
+    return {
+        "types": types,
+        "types_with_nvme": [kind for kind in dict.fromkeys(types) if catalog.has_nvme(kind)],
+        "group": training,
+        "group_size": training.instance_count if training else None,
+        "group_of_other_size": training is not None
+        and training.instance_count != job.resources.nodes,
+        "several_groups": len(groups) > 1,
+        "other_groups": [group.name for group in groups if group != training],
+        "errors_of_the_group_name": _group_name_errors(options.distribution_group, names),
+        "duplicate_groups": sorted({name for name in names if names.count(name) > 1}),
+        "cpus_and_memory": [
+            key for key in ("cpus_per_node", "memory") if getattr(job.resources, key) is not None
+        ],
+        "other_volume_size": options.volume_size != _DEFAULT_VOLUME,
+    }
+
+
+def _group_name_errors(wanted: str | None, names: Sequence[str]) -> list[str]:
+    if not names or wanted in names:
+        return []
+    if wanted is None:
+        return ["is required with instance_groups: it names the group that trains"]
+    hint = did_you_mean(wanted, names)
+    return [f"is {wanted}, which is not in instance_groups{f' ({hint})' if hint else ''}"]
+
+
+def _hardware_facts(job: JobSpec, kind: str) -> dict[str, Any]:
+    wanted = job.resources.gpus_per_node
+    gpus = catalog.gpus(kind) if kind else None  # None: unknown
+    has_gpu = catalog.has_gpu(kind)
+    enough = catalog.types_with_gpus(wanted)
+    return {
+        "gpus": gpus,
+        "has_gpu": has_gpu,
+        "has_neuron": catalog.has_neuron(kind),
+        "has_efa": catalog.has_efa(kind),
+        "without_gpus": bool(kind) and not has_gpu,
+        "too_few_gpus": 0 < (gpus or 0) < wanted,
+        "gpus_instead": f"gpus_per_node: {gpus}" + (f", or instance_type: {enough}" * bool(enough)),
+        "shared_gpus": 0 < (gpus or 0) < job.resources.processes,
+        "trainium": kind.startswith("ml.trn"),
+        "type_with_smddp": kind in catalog.SMDDP_TYPES,
+        "type_without_smddp": kind == _P5,
+        "type_with_smp": catalog.SMP_TYPES.fullmatch(kind) is not None,
+    }
+
+
+def _image_facts(name: str, job_region: str | None) -> dict[str, Any]:
+    """`image` is what the name of `image_uri` says; None if it is not an AWS image."""
+    image, where = catalog.parse_image(name), catalog.ecr_region(name)
+    return {
+        "image": image,
+        "unknown_image": bool(name) and image is None,
+        "smp_image": image is not None and image.smp,
+        "cpu_image": image is not None and image.cpu,
+        "image_with_cuda_121": _CUDA_121 in name,
+        "image_without_mpi4py": image is not None and image.repository == "pytorch",
+        "image_region": where,
+        "image_outside_ecr": bool(name) and where is None,
+        "image_in_other_region": bool(where) and where != job_region,
+    }
+
+
+def _version_facts(options: Options, where: str, today: dt.date) -> dict[str, Any]:
+    """`version` is PyTorch of AWS's own image, as chosen; empty with `image_uri`."""
+    version = "" if options.image_uri is not None else options.framework_version or ""
+    smp = options.distribution == "smdistributed.modelparallel"
+    python = catalog.VERSIONS.get(version)
+    if smp:
+        python = catalog.SMP_IMAGES.get(version, (None, None))[0]
+    image = catalog.parse_image(options.image_uri or "")
+    minor = image.minor if image else catalog.minor(version)  # empty if unknown
+    patched_until = catalog.PATCHED_UNTIL.get(minor)
+    unpatched = patched_until is not None and patched_until < today
+    return {
+        "version": version,
+        "version_or_python": options.framework_version or options.py_version,
+        "known_version": version in catalog.VERSIONS,
+        "version_with_smddp": version in catalog.SMDDP_VERSIONS,
+        "version_with_smp": version in catalog.SMP_IMAGES,
+        "version_without_torchrun": version in catalog.NOT_TORCHRUN,
+        "pythons_instead": [python] if python and options.py_version not in {None, python} else [],
+        "minor": minor,
+        "release_without_smddp": bool(minor)
+        and tuple(map(int, minor.split("."))) >= _WITHOUT_SMDDP,
+        "patched_until": patched_until,
+        "keys_of_unpatched_images": [f"sagemaker.{'framework_version' if version else 'image_uri'}"]
+        * unpatched,
+        "later_image": catalog.later_image(
+            version, where or _USUAL_REGION, options.training_type or _USUAL_TYPE
+        ),
+        "region_with_images": catalog.has_smp(where) if smp else catalog.account(where),
+    }
+
+
+def _service_facts(job: JobSpec, options: Options, where: str | None) -> dict[str, Any]:
+    limit = job.resources.time_limit
+    arguments = sum(map(len, argument_vector(backend.command(job)).values()))
+    network = {"subnets": options.subnets, "security_group_ids": options.security_group_ids}
+    arns = {
+        key: (getattr(options, key) or "").split(":")
+        for key in ("volume_kms_key", "output_kms_key", "training_plan")
+    }
+    patterns = options.metric_definitions
+    profiler = options.profiler_interval is not None
+    return {
+        "valid_region": re.fullmatch(aws_names.REGION.regex, where or "") is not None,
+        "long_time_limit": limit > _LONGEST_RUN,
+        "long_keep_alive": (options.keep_alive or 0) > _LONGEST_KEEP_ALIVE,
+        "sufficient_wait": (options.max_wait or 0) >= limit,
+        "may_restart": options.spot or job.retries > 0,
+        "lengths_over_the_limit": [str(arguments)] * (arguments > _LONGEST_ARGUMENTS),
+        "missing_network_keys": [
+            key for key in network if not network[key] and any(network.values())
+        ],
+        "arns_of_other_regions": [
+            key for key, arn in arns.items() if arn[0] == "arn" and arn[3:4] != [where]
+        ],
+        "reserved_tags": [name for name in options.tags if name.lower().startswith("aws:")],
+        "unusable_metrics": [name for name in patterns if not has_group(patterns[name])],
+        "profiler": profiler,
+        "known_interval": options.profiler_interval in _INTERVALS,
+        "region_without_profiler": where in _WITHOUT_PROFILER,
+        "profiler_keys": ["profiler_interval"] * profiler + ["debugger"] * options.debugger,
+        "source_is_a_channel": options.source_is_a_channel,
+    }
+
+
+def _data_facts(job: JobSpec, options: Options) -> dict[str, Any]:
+    """The parts of `data` and of `channels` that a rule applies to, by name or by path."""
+
+    def channels(matches: Callable[[Channel], object]) -> list[str]:
+        return [name for name, channel in options.channels.items() if matches(channel)]
+
+    pipes = channels(lambda c: c.input_mode == "Pipe")
+    file_systems = channels(lambda c: c.file_system_id is not None)
+    wrapped = channels(lambda c: c.compression != "None" or c.record_wrapping != "None")
+    manifests = channels(lambda c: c.s3_data_type == "AugmentedManifestFile")
+    with_attributes = channels(lambda c: c.attribute_names)
+    usable = channels(
+        lambda c: c.s3 is None and c.input_mode == "File" and c.directory_path is not None
+    )
+    replaced = {f"data.{name}" for name in [*channels(lambda c: c.s3 is not None), *file_systems]}
+    names = channel_names(job, options)
+    upper = [name.upper() for name in names]
+    buckets = {path: place.split("/")[2] for path, place in backend.addresses(job).items()}
+    buckets["sagemaker.bucket"] = options.bucket
+    groups = {group.name for group in options.instance_groups}
+    return {
+        "pipes": pipes,
+        "pipe_settings_without_pipe": [name for name in wrapped if name not in pipes],
+        "manifests_without_pipe": [name for name in manifests if name not in pipes],
+        "channels_with_wrong_attributes": [
+            name for name in options.channels if (name in manifests) != (name in with_attributes)
+        ],
+        "file_systems": file_systems,
+        "file_systems_with_wrong_keys": [name for name in file_systems if name not in usable],
+        "channels_of_unknown_groups": channels(lambda c: set(c.instance_groups) - groups),
+        "channels_without_location": [
+            name
+            for name in options.channels
+            if name not in file_systems and channel_location(job, options, name) is None
+        ],
+        "channels_with_the_same_variable": [
+            name for name in options.channels if upper.count(name.upper()) > 1
+        ],
+        "code_channel": "code" in names,
+        "locations_outside_s3": [
+            path
+            for path, location in backend.locations(job).items()
+            if re.fullmatch(S3.regex, location) is None and path not in replaced
+        ],
+        "impossible_buckets": [
+            path for path, name in buckets.items() if aws_names.IMPOSSIBLE.search(name)
+        ],
+    }
+
+
+def _secret_facts(job: JobSpec) -> dict[str, Any]:
+    secrets = {name: value for name, value in job.env.items() if checks.is_secret(value)}
+    return {
+        "secrets": list(secrets),
+        "unreachable_secrets": [
+            name for name, value in secrets.items() if value.split(":")[1] not in _REACHABLE_SECRETS
+        ],
+    }
