@@ -32,7 +32,7 @@ from deploykit.lib.errors import BackendUnavailable, NotPermitted
 from deploykit.observe import exit_records, logfiles
 
 if TYPE_CHECKING:
-    from deploykit.backends.capabilities import Start
+    from deploykit.backends.base import Start
     from deploykit.cost.estimate import Estimate
     from deploykit.lib.finding import Finding
 
@@ -210,7 +210,7 @@ def cancel(handle: Handle) -> None:
 
 
 def dump(handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
-    """Write the stacks of all ranks; see `deploykit.backends.capabilities.Dump`."""
+    """Write the stacks of all ranks; see `base.Capabilities.dump`."""
     from deploykit.backends import node_command
     from deploykit.lib import shell
 
@@ -223,7 +223,7 @@ def dump(handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
 
 
 def enter(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) -> Sequence[str]:  # noqa: ARG001 - the contract
-    """Run a command beside a rank; see `deploykit.backends.capabilities.Shell`."""
+    """Run a command beside a rank; see `base.Capabilities.enter`."""
     from deploykit.backends import node_command
 
     _require_this_machine(handle)
@@ -236,7 +236,7 @@ def enter(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) 
 def examine(
     job: JobSpec, options: Options, *, saved: Path | None, save: Path | None
 ) -> Iterator[Finding]:
-    """Findings about this machine; see `deploykit.backends.capabilities.Doctor`."""
+    """Findings about this machine; see `base.Capabilities.examine`."""
     from deploykit.doctor import local
 
     facts = local.load(saved) if saved else local.inspect(named_python(job, options))
@@ -246,7 +246,7 @@ def examine(
 
 
 def named_python(job: JobSpec, options: Options) -> str | None:
-    """The Python that `examine` runs; see `deploykit.backends.capabilities.NamedPython`."""
+    """The Python that `examine` runs; see `base.Capabilities.named_python`."""
     chosen = environments.python(job.environment) if job.environment else None
     return paths.expanded(options.python) if options.python else chosen
 
@@ -264,21 +264,21 @@ def cost(job: JobSpec, options: Options) -> Estimate:
 
 
 def when(plan: Plan) -> Iterator[Start]:
-    """At once: nothing queues on this machine; see `deploykit.backends.capabilities.When`."""
-    from deploykit.backends.capabilities import Start
+    """At once: nothing queues on this machine; see `base.Capabilities.when`."""
+    from deploykit.backends.base import Start
 
     yield Start("this machine", plan.options, datetime.now(UTC))
 
 
 def slots(job: JobSpec, options: Options) -> Sequence[Mapping[str, str]]:  # noqa: ARG001
-    """The GPUs of each job that can run at once; see `deploykit.backends.capabilities.Slots`."""
+    """The GPUs of each job that can run at once; see `base.Capabilities.slots`."""
     each = job.resources.nodes * job.resources.gpus_per_node
     groups = machine.gpu_groups(each, machine.visible(job.env))
     return [{"CUDA_VISIBLE_DEVICES": names} for names in groups]
 
 
 def await_end(handles: Sequence[Handle], timeout: float) -> None:
-    """Wait for the end of a run's shell; see `deploykit.backends.capabilities.Ends`."""
+    """Wait for the end of a run's shell; see `base.Capabilities.await_end`."""
     machine.await_end([Path(handle.folder, "claim") for handle in handles], timeout)
 
 

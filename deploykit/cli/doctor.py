@@ -14,7 +14,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from deploykit.backends import capabilities
+from deploykit.backends import base as backend
 from deploykit.cli import output
 from deploykit.doctor import snippets
 from deploykit.job.file import JobFile
@@ -73,9 +73,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _examine(name: str, file: JobFile, args: argparse.Namespace) -> list[Finding]:
     """The findings of one backend, the worst first."""
-    doctor = capabilities.require(name, capabilities.Doctor)
+    doctor = backend.require(name, "examine")
     lifecycle.check(file, name)
-    if isinstance(doctor, capabilities.NamedPython) and not args.saved:
+    if backend.offers(doctor, "named_python") and not args.saved:
         python = doctor.named_python(file.job, file.sections[name])
         output.note(*([f"doctor runs {python}, which the job file names"] if python else []))
     findings = doctor.examine(file.job, file.sections[name], saved=args.saved, save=args.save)

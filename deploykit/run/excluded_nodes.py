@@ -101,10 +101,8 @@ def applied(plan: Plan, *, ask: bool) -> tuple[Plan, list[Problem]]:
 
 def _existing(nodes: list[Node], plan: Plan) -> list[Node]:
     """The nodes that the target knows; the others are cleared. All where it does not answer."""
-    from deploykit.backends.capabilities import NodeNames
-
     engine = backend.find(plan.backend)
-    if not isinstance(engine, NodeNames):
+    if not backend.offers(engine, "node_names"):
         return nodes
     try:
         names = engine.node_names(plan.options)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deploykit.backends import base as backend
 from deploykit.backends.base import Backend
@@ -28,7 +28,6 @@ from deploykit.run import state as run_state
 from deploykit.run.registry import Run
 
 if TYPE_CHECKING:
-    from deploykit.backends.capabilities import Cost
     from deploykit.cost.estimate import Estimate
 
 _TIME_LIMIT = 3600
@@ -138,12 +137,12 @@ def check_all(file: JobFile) -> list[Problem]:
 def problems(file: JobFile, name: str) -> Iterator[Problem]:
     """What one backend finds wrong with a job, and what of the job it does not offer."""
     engine, job = backend.find(name), file.job
-    if not job.resources.time_limit and not _offers(engine, "Unlimited"):
+    if not job.resources.time_limit and not backend.offers(engine, "UNLIMITED"):
         hint = "for example time_limit: 30m, or --time-limit 30m"
         yield Problem("resources.time_limit", "is required", hint)
         job = replace(job, resources=replace(job.resources, time_limit=_TIME_LIMIT))
     yield from engine.check(job, file.sections[name])
-    if job.preflight and not _offers(engine, "Preflight"):
+    if job.preflight and not backend.offers(engine, "PREFLIGHT"):
         yield Problem("preflight", f"backend {name} does not offer `preflight`", "remove it")
     if job.max_cost is not None or job.budget is not None or job.stop_at_cap:
         from deploykit.cost import cap  # few jobs have one
@@ -153,22 +152,14 @@ def problems(file: JobFile, name: str) -> Iterator[Problem]:
 
 def estimate(engine: Backend, job: JobSpec, options: Any) -> Estimate | None:
     """What a job may cost; None where the backend does not say."""
-    if not _offers(engine, "Cost"):
-        return None
-    return cast("Cost", engine).cost(job, options)
+    return engine.cost(job, options) if backend.offers(engine, "cost") else None
 
 
 def billed(plan: Plan) -> Estimate | None:
     """What a plan may cost; None where nothing is billed, or the backend does not say."""
     engine = backend.find(plan.backend)
-    bills = getattr(engine, "bills", None)  # without importing all capabilities
-    return estimate(engine, plan.job, plan.options) if bills and bills(plan.options) else None
-
-
-def _offers(engine: Backend, capability: str) -> bool:
-    from deploykit.backends import capabilities  # most jobs require none
-
-    return isinstance(engine, getattr(capabilities, capability))
+    billed = backend.offers(engine, "bills") and engine.bills(plan.options)
+    return estimate(engine, plan.job, plan.options) if billed else None
 
 
 def examine(file: JobFile, *, pack: bool = False) -> tuple[list[Problem], Bundle | None]:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from deploykit.backends import base as backend
-from deploykit.backends import capabilities
 from deploykit.job.decode import from_json
 from deploykit.job.model import LogLine, State
 from deploykit.lib import paths
@@ -83,7 +82,7 @@ class RunMetrics:
     def final(self) -> list[Point]:
         """What the service that ran the job has extracted, where it offers that. Asks it."""
         engine = backend.find(self.row.backend)
-        if self.row.handle is None or not isinstance(engine, capabilities.Metrics):
+        if self.row.handle is None or not backend.offers(engine, "metrics"):
             return []
         try:
             points = list(engine.metrics(self.row.handle))
@@ -150,7 +149,7 @@ class RunMetrics:
 def logs_are_here(row: Run) -> bool:
     """Whether the log files of a run are in its folder on this machine, and complete."""
     engine = backend.find(row.backend)
-    if isinstance(engine, capabilities.LogsElsewhere) and row.handle is not None:
+    if backend.offers(engine, "logs_elsewhere") and row.handle is not None:
         return not engine.logs_elsewhere(row.handle)
     folder = Path(row.folder)
     return any(True for pattern in logfiles.ALL for _ in folder.glob(pattern))

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from deploykit.backends import base as backend
-from deploykit.backends.capabilities import Remains
 from deploykit.job.model import Handle, Problem, State
 from deploykit.lib import paths, shell
 from deploykit.lib.errors import UsageError
@@ -73,7 +72,7 @@ def left_elsewhere(row: Run) -> list[tuple[str, str | None]]:
     locations: list[tuple[str, str | None]] = []
     with contextlib.suppress(UsageError):  # its backend is no longer installed
         engine = backend.find(row.backend)
-        if isinstance(engine, Remains):
+        if backend.offers(engine, "remains"):
             job = Handle(row.backend, row.target, row.id or "", row.run, row.folder)
             locations += engine.remains(job, row.output)
     output = Path(row.output)

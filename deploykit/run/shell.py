@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from deploykit.backends import capabilities
+from deploykit.backends import base as backend
 from deploykit.job.model import State
 from deploykit.lib.errors import NotFound
 from deploykit.run import state as run_state
@@ -14,7 +14,7 @@ _RUNNING = {State.RUNNING, State.STOPPING, State.UNKNOWN}
 
 
 def argv(row: Run, rank: int, command: Sequence[str], *, terminal: bool) -> list[str]:
-    """The command line; see `deploykit.backends.capabilities.Shell`.
+    """The command line; see `base.Capabilities.enter`.
 
     Raises NotFound where the run is not running, UsageError where its backend cannot, TryAgain
     where the rank is not running.
@@ -24,5 +24,5 @@ def argv(row: Run, rank: int, command: Sequence[str], *, terminal: bool) -> list
         raise NotFound(
             f"no rank of {row.run} is running (state: {row.state})", hint=row.reason or None
         )
-    engine = capabilities.require(row.backend, capabilities.Shell)
+    engine = backend.require(row.backend, "enter")
     return list(engine.enter(row.handle, rank, command, terminal=terminal))

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploykit.backends import base as backend
-from deploykit.backends import capabilities
-from deploykit.backends.capabilities import DumpByHand
 from deploykit.diagnose import flight
 from deploykit.job.model import Handle, State
 from deploykit.lib.errors import BackendUnavailable, NotFound, UsageError
@@ -62,14 +60,12 @@ def take(row: Run, *, native: bool = False) -> RunStacks:
 
 def _taken(row: Run, handle: Handle, *, native: bool) -> RunStacks:
     engine = backend.find(row.backend)
-    if isinstance(engine, DumpByHand):
+    if backend.offers(engine, "dump_by_hand"):
         reason, instead = engine.dump_by_hand(handle)
         raise UsageError(reason, hint=instead)
     name = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     folder = _fresh(Path(row.folder, stacks.FOLDER), name)
-    complaints = capabilities.require(row.backend, capabilities.Dump).dump(
-        handle, folder, native=native
-    )
+    complaints = backend.require(row.backend, "dump").dump(handle, folder, native=native)
     dump = stacks.read(folder)
     if not dump.ranks:
         raise BackendUnavailable(

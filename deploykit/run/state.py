@@ -158,9 +158,7 @@ def attach(run: str, name: str, target: str | None) -> Run:
 
     Raises UsageError where the backend does not offer this, NotFound where there is no such run.
     """
-    from deploykit.backends import capabilities  # only to attach
-
-    engine = capabilities.require(name, capabilities.Attach)
+    engine = backend.require(name, "attach")
     if not registry.lookup(run):
         folder = paths.run_folder(registry.checked_id(run))
         handle = engine.attach(run, folder, target)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from deploykit.backends import base as backend
-from deploykit.backends import capabilities
 from deploykit.bundle import archive as bundle
 from deploykit.job.model import Bundle, JobSpec, Plan
 from deploykit.lib import paths
@@ -64,13 +63,13 @@ def _prepared(record: SweepRecord, keys: Mapping[str, str]) -> Base:
 def slots(base: Base) -> Sequence[Mapping[str, str]]:
     """Variables of each slot of the machine; none where slots do not differ."""
     engine = backend.find(base.backend)
-    return engine.slots(base.job, base.options) if isinstance(engine, capabilities.Slots) else ()
+    return engine.slots(base.job, base.options) if backend.offers(engine, "slots") else ()
 
 
 def largest_array(base: Base) -> int:
     """Most runs of the job in one job array; 0: none."""
     engine = backend.find(base.backend)
-    if base.job.budget is not None or not isinstance(engine, capabilities.Arrays):
+    if base.job.budget is not None or not backend.offers(engine, "submit_array"):
         return 0
     try:
         return engine.largest_array(base.options)
@@ -111,4 +110,4 @@ def resumes(base: Base) -> bool:
 
 def _sees_run_folders(base: Base) -> bool:
     engine = backend.find(base.backend)
-    return isinstance(engine, capabilities.Launch) and not any(engine.check_function(base.options))
+    return backend.offers(engine, "check_function") and not any(engine.check_function(base.options))

@@ -17,7 +17,7 @@ from deploykit.job.model import Handle, JobSpec, Plan
 from deploykit.lib.errors import DeploykitError, NotFound, UsageError
 
 if TYPE_CHECKING:
-    from deploykit.backends.capabilities import Start
+    from deploykit.backends.base import Start
     from deploykit.lib.finding import Finding
 
 SUMMARY = "Amazon SageMaker training jobs, through its SDK or plain boto3"
@@ -41,7 +41,7 @@ def attach(run: str, folder: Path, target: str | None) -> Handle:
 
 
 def missing(absent: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """What is missing to submit from this machine; see `deploykit.backends.capabilities.Ready`."""
+    """What is missing to submit from this machine; see `base.Capabilities.missing`."""
     if absent:
         yield from ((each, "pip install 'deploykit[sagemaker]', or boto3 alone") for each in absent)
         return
@@ -70,14 +70,14 @@ def remains(handle: Handle, output: str) -> Iterator[tuple[str, str]]:
 
 
 def dump_by_hand(handle: Handle) -> tuple[str, str]:
-    """Why no stacks can be taken from here; see `deploykit.backends.capabilities.DumpByHand`."""
+    """Why no stacks can be taken from here; see `base.Capabilities.dump_by_hand`."""
     from deploykit.backends.sagemaker import remote_debug
 
     return remote_debug.dump_by_hand(handle)
 
 
 def enter(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) -> Sequence[str]:
-    """A shell in the container of a rank's node; see `deploykit.backends.capabilities.Shell`."""
+    """A shell in the container of a rank's node; see `base.Capabilities.enter`."""
     from deploykit.backends.sagemaker import remote_debug
 
     return remote_debug.enter(handle, rank, command, terminal=terminal)
@@ -86,7 +86,7 @@ def enter(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) 
 def examine(
     job: JobSpec, options: Options, *, saved: Path | None, save: Path | None
 ) -> Iterator[Finding]:
-    """Findings about the AWS account and network; see `deploykit.backends.capabilities.Doctor`."""
+    """Findings about the AWS account and network; see `base.Capabilities.examine`."""
     from deploykit.backends.sagemaker import doctor
 
     yield from doctor.examine(job, options, saved, save)
@@ -101,7 +101,7 @@ def when(plan: Plan) -> Iterator[Start]:
 
 
 def refresh_prices(job: JobSpec, options: Options) -> str:  # noqa: ARG001 - the contract
-    """Ask AWS's price list for the prices of the region; see `capabilities.Prices`."""
+    """Ask AWS's price list for the prices of the region; see `base.Capabilities.refresh_prices`."""
     from deploykit.backends.sagemaker import price_list
     from deploykit.backends.sagemaker.options import region
 

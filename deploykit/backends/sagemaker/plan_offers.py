@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from deploykit.backends.capabilities import Start
+from deploykit.backends.base import Start
 from deploykit.backends.sagemaker import aws
 from deploykit.backends.sagemaker.options import Options
 from deploykit.job.model import Plan

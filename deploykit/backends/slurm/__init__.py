@@ -21,7 +21,7 @@ from deploykit.backends.slurm.script import plan as plan
 from deploykit.job.model import Handle, JobSpec, LogLine, Plan, Problem, Status
 
 if TYPE_CHECKING:
-    from deploykit.backends.capabilities import Profile, Start
+    from deploykit.backends.base import Profile, Start
     from deploykit.cost.estimate import Estimate
     from deploykit.lib.finding import Finding
 
@@ -46,7 +46,7 @@ def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
 
 
 def logs_elsewhere(handle: Handle) -> bool:
-    """Whether the run's logs are on a login node; see `capabilities.LogsElsewhere`."""
+    """Whether the run's logs are on a login node; see `base.Capabilities.logs_elsewhere`."""
     from deploykit.backends.slurm import remote
 
     return remote.recorded_folder(Path(handle.folder)) is not None
@@ -111,7 +111,7 @@ def remains(handle: Handle, output: str) -> Iterator[tuple[str, str]]:  # noqa: 
 def examine(
     job: JobSpec, options: Options, *, saved: Path | None, save: Path | None
 ) -> Iterator[Finding]:
-    """Findings about the cluster; see `deploykit.backends.capabilities.Doctor`."""
+    """Findings about the cluster; see `base.Capabilities.examine`."""
     from deploykit.backends.slurm import doctor
 
     yield from doctor.examine(job, options, saved, save)
@@ -126,7 +126,7 @@ def check_function(options: Options) -> Iterator[Problem]:
 
 
 def cost(job: JobSpec, options: Options) -> Estimate:
-    """What the job may cost; see `deploykit.backends.capabilities.Cost`."""
+    """What the job may cost; see `base.Capabilities.cost`."""
     from deploykit.backends.slurm import job_cost
 
     return job_cost.estimate(job, options)
@@ -140,7 +140,7 @@ def when(plan: Plan) -> Iterator[Start]:
 
 
 def node_names(options: Options) -> Collection[str]:
-    """All nodes of the cluster; see `deploykit.backends.capabilities.NodeNames`."""
+    """All nodes of the cluster; see `base.Capabilities.node_names`."""
     from deploykit.backends.slurm import client
 
     argv = ["sinfo", "--all", "--noheader", "--Node", "--format=%N"]
@@ -148,7 +148,7 @@ def node_names(options: Options) -> Collection[str]:
 
 
 def missing(absent: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """What is missing to submit from this machine; see `deploykit.backends.capabilities.Ready`."""
+    """What is missing to submit from this machine; see `base.Capabilities.missing`."""
     from deploykit.backends.slurm import client
 
     over_ssh = "or submit over ssh from here: slurm.host and slurm.folder in the job file"

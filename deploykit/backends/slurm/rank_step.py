@@ -15,7 +15,7 @@ from deploykit.observe import exit_records
 
 
 def argv(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) -> Sequence[str]:
-    """The command line of this machine; see `deploykit.backends.capabilities.Shell`."""
+    """The command line of this machine; see `base.Capabilities.enter`."""
     if client.tasks(handle) is not None:
         raise UsageError(
             f"{handle.run} is a job array, whose tasks `exec` and `shell` cannot tell apart yet",

@@ -31,7 +31,7 @@ def largest(options: Options) -> int:
 
 
 def submit(plans: Sequence[Plan], folder: Path, name: str, at_once: int) -> list[Handle]:
-    """Queue the plans as one array; see `deploykit.backends.capabilities.Arrays`."""
+    """Queue the plans as one array; see `base.Capabilities.submit_array`."""
     first = plans[0]
     client.check_prerequisites(first)
     _unpack(first, folder)

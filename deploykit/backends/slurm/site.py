@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from deploykit.backends.capabilities import Profile
+from deploykit.backends.base import Profile
 from deploykit.backends.slurm import client
 from deploykit.job.decode import decode, read_json, whole
 from deploykit.lib import paths

@@ -20,7 +20,7 @@ _PATIENCE = 120.0
 
 
 def dump(handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
-    """Have each node write the stacks of its ranks; see `deploykit.backends.capabilities.Dump`."""
+    """Have each node write the stacks of its ranks; see `base.Capabilities.dump`."""
     if client.tasks(handle) is not None:
         raise UsageError(
             f"{handle.run} is a job array, whose tasks `dump` cannot tell apart yet",

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from deploykit.backends.capabilities import Start
+from deploykit.backends.base import Start
 from deploykit.backends.slurm import client, complaints, script, site, site_checks
 from deploykit.backends.slurm.options import Options
 from deploykit.backends.slurm.site import Site
