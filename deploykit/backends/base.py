@@ -14,16 +14,19 @@ import importlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard, cast
 
-from deploykit.bundle.node_plane import FOLDER
+from deploykit.bundle.node_plane import FOLDER, NODE_PLANE
 from deploykit.job.checks import is_secret
 from deploykit.job.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, Status
 from deploykit.lib import paths
-from deploykit.lib.errors import UsageError
+from deploykit.lib.errors import TryAgain, UsageError
+from deploykit.observe.exit_records import RankProcess
+from deploykit.observe.inspect import places
 
 if TYPE_CHECKING:
     from deploykit.cost.estimate import Estimate
@@ -35,7 +38,8 @@ DEFAULT = "local"
 
 
 LAUNCH = f"{FOLDER}/launch.py"
-
+ENTER = f"{FOLDER}/{NODE_PLANE[1]}/inspect/enter.py"
+"""In the source of a run, unless an earlier version submitted it."""
 
 FOLDERS = ("logs", "output", "checkpoints", "exit_records")
 """Subfolders of a run folder."""
@@ -497,6 +501,73 @@ def check_nsys(job: JobSpec) -> Iterator[Problem]:
     if wanted and shutil.which("nsys", path=job.env.get("PATH")) is None:
         hint = "install Nsight Systems, or torch:20:25, which PyTorch's own profiler records"
         yield Problem("profile", "nsys is not on PATH", hint)
+
+
+def dump_command(
+    process: RankProcess, name: str, folders: tuple[str, str], *, native: bool
+) -> list[str]:
+    """The command that writes the stacks of the node where `process` runs, of the backend `name`.
+
+    `folders` are the run folder and the one for the dump, as the node sees them. The Python is the
+    run's own, with the libraries that it was started with.
+    """
+    options = ["--native"] if native else []
+    if spy := _py_spy():
+        options.append(f"--py-spy={spy}")
+    return [*_launch(process, name, folders[0]), "--dump-stacks", *folders, *options]
+
+
+def enter_command(
+    process: RankProcess, name: str, folder: str, command: Sequence[str]
+) -> list[str]:
+    """The command that runs `command`, or without one a shell, beside `process` on its node.
+
+    `folder` is the run's, as the node sees it.
+    """
+    rank = str(process.rank)
+    return [*_launch(process, name, folder), "--enter", folder, rank, "--", *command]
+
+
+def _launch(process: RankProcess, name: str, folder: str) -> list[str]:
+    variables = [f"DEPLOYKIT_BACKEND={name}"]
+    if process.libraries:
+        variables.append(f"LD_LIBRARY_PATH={process.libraries}")
+    return ["env", *variables, process.python, f"{folder}/source/{LAUNCH}"]
+
+
+def require_enter(folder: Path, run: str) -> None:
+    """Raise UsageError where the bundle of a run is of a version without `enter`."""
+    if not (folder / "source" / ENTER).exists():
+        raise UsageError(
+            f"{run} was submitted by a deploykit that had no `exec` and `shell`",
+            hint="the next run of its job can be entered",
+        )
+
+
+def rank_process(processes: list[RankProcess], run: str, rank: int) -> RankProcess:
+    """The process of a rank. Raises TryAgain where it does not run."""
+    known = {one.rank: one for one in require_processes(processes, run)}
+    if rank not in known:
+        raise TryAgain(
+            f"rank {rank} of {run} is not running", hint=f"running: {places.label(list(known))}"
+        )
+    return known[rank]
+
+
+def require_processes(processes: list[RankProcess], run: str) -> list[RankProcess]:
+    """The same processes. Raises TryAgain where there are none."""
+    if not processes:
+        raise TryAgain(
+            f"no rank of {run} is running: none has started yet, or all have ended",
+            hint=f"`deploykit logs {run}` shows how far it is",
+        )
+    return processes
+
+
+def _py_spy() -> str | None:
+    """py-spy of this deploykit's environment, for nodes that see the same path."""
+    search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return shutil.which("py-spy", path=search)
 
 
 def _installed() -> Iterator[Any]:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploykit.backends import node_command
+from deploykit.backends import base
 from deploykit.backends.slurm import client, remote, run_arrays, ssh
 from deploykit.job.model import Handle
 from deploykit.lib.errors import UsageError
@@ -22,18 +22,18 @@ def argv(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) -
             hint=f"srun --overlap --pty --jobid={handle.id}_TASK bash",
         )
     folder = Path(handle.folder)
-    process = node_command.process_of(exit_records.processes(folder), handle.run, rank)
+    process = base.rank_process(exit_records.processes(folder), handle.run, rank)
     remote_folder = remote.recorded_folder(folder)
     if remote_folder is None:
-        node_command.require_program(folder, handle.run)
-    inner = node_command.enter(
+        base.require_enter(folder, handle.run)
+    inner = base.enter_command(
         process, "slurm", remote_folder.folder if remote_folder else str(folder), command
     )
     step = [*_step(run_arrays.step_id(handle), process.host, terminal=terminal), *inner]
     if remote_folder is None:
         unset = (word for name in client.unwanted(os.environ, "") for word in ("-u", name))
         return ["env", *unset, *step]
-    needed = shlex.quote(f"{remote_folder.folder}/source/{node_command.ENTER}")
+    needed = shlex.quote(f"{remote_folder.folder}/source/{base.ENTER}")
     lacks = "deploykit: the bundle of this run cannot be entered"
     script = f"[ -e {needed} ] || {{ echo {shlex.quote(lacks)} >&2; exit 69; }}; "
     return ssh.attached(remote_folder.host, f"{script}exec {shlex.join(step)}", terminal=terminal)

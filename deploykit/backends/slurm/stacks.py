@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploykit.backends import node_command
+from deploykit.backends import base
 from deploykit.backends.slurm import client, complaints, remote, run_arrays, ssh
 from deploykit.job.model import Handle
 from deploykit.lib import paths, shell
@@ -27,11 +27,11 @@ def dump(handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
             hint=f"log in to the task's node and run `py-spy dump --pid PID` ({handle.id}_TASK)",
         )
     processes = exit_records.processes(Path(handle.folder))
-    node_command.require_some(processes, handle.run)
+    base.require_processes(processes, handle.run)
     remote_folder = remote.recorded_folder(Path(handle.folder))
     run_folder = remote_folder.folder if remote_folder else handle.folder
     stacks_folder = f"{run_folder}/{FOLDER}/{folder.name}"
-    command = node_command.argv(processes[0], "slurm", (run_folder, stacks_folder), native=native)
+    command = base.dump_command(processes[0], "slurm", (run_folder, stacks_folder), native=native)
     argv = [
         *srun_argv(run_arrays.step_id(handle), sorted({one.host for one in processes})),
         *command,
