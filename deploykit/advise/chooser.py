@@ -28,11 +28,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from deploykit.advise.configs import FOR_TEACHING, STRATEGIES, configs
 from deploykit.advise.memory import Memory, memory
-from deploykit.advise.model_shape import Model
-from deploykit.advise.traffic import Step, step
-from deploykit.advise.workload import Cluster, ParallelConfig, Strategy, Training
+from deploykit.advise.models import Model
+from deploykit.advise.speed import Step, step
+from deploykit.advise.strategies import (
+    FOR_TEACHING,
+    STRATEGIES,
+    Cluster,
+    ParallelConfig,
+    Strategy,
+    Training,
+    configs,
+)
 
 Case = Literal["each", "sharded", "layer"]
 _TIGHT = 0.9

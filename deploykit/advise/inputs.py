@@ -8,11 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from deploykit.advise import gpus, measured_model, workload
-from deploykit.advise.architectures import gpt, gpt_of_size
+from deploykit.advise import gpus, models, strategies
 from deploykit.advise.gpus import Gpu
-from deploykit.advise.model_shape import Model
-from deploykit.advise.workload import Cluster, Training
+from deploykit.advise.models import Model, gpt, gpt_of_size
+from deploykit.advise.strategies import Cluster, Training
 from deploykit.job.decode import Bounds, Help, Pattern, Plain, Quantity, Size, decode
 from deploykit.job.model import Problem
 from deploykit.job.spelling import did_you_mean
@@ -78,10 +77,10 @@ class AdviseOptions:
         _FUNCTION,
     ] = None
     precision: Annotated[
-        workload.Precision,
+        strategies.Precision,
         Help("fp32; bf16 or fp16 (weights in fp32, compute in 16 bits); or pure-bf16."),
     ] = "bf16"
-    optimizer: Annotated[workload.Optimizer, Help("adamw, sgd or sgd-momentum.")] = "adamw"
+    optimizer: Annotated[strategies.Optimizer, Help("adamw, sgd or sgd-momentum.")] = "adamw"
     task: Annotated[
         str | None,
         Help("module:function of the trainer's --task: its model and a sample of its data."),
@@ -114,7 +113,7 @@ class AdviseOptions:
         Literal["nvlink", "pcie"] | None, Help("Link between the GPUs of a node: nvlink or pcie.")
     ] = None
     fabric: Annotated[
-        workload.Fabric, Help("Network between the nodes: tcp, efa or infiniband.")
+        strategies.Fabric, Help("Network between the nodes: tcp, efa or infiniband.")
     ] = "tcp"
     bandwidth: Annotated[
         int | None, RATE, Help("Network bandwidth of one node, such as 100Gb/s."), Bounds(1)
@@ -195,10 +194,10 @@ def _model(options: AdviseOptions) -> Model:
         names = ("sequence", "batch_size", "layers", "width", "heads")
         given = {name: getattr(options, name) for name in names}
         given = {name: value for name, value in given.items() if value is not None}
-        return measured_model.measure_task(options.task, given, heads=options.heads)
+        return models.measure_task(options.task, given, heads=options.heads)
     if options.model is not None:
         shape = [int(size) for size in (options.input or "").split("x") if size]
-        return measured_model.measure(
+        return models.measure(
             options.model, heads=options.heads, sample=shape, sequence=options.sequence
         )
     if options.parameters is None:
@@ -245,7 +244,7 @@ def _cluster(options: AdviseOptions) -> Cluster:
         nodes=options.nodes,
         link=options.link or gpu.link,
         fabric=options.fabric,
-        bandwidth=options.bandwidth or workload.FABRICS[options.fabric],
+        bandwidth=options.bandwidth or strategies.FABRICS[options.fabric],
     )
 
 

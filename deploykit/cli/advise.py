@@ -12,7 +12,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from deploykit.advise import Advice, Candidate, advise, gpus, inputs, job_file, report
+from deploykit.advise import Advice, Candidate, advise, gpus, inputs, report
 from deploykit.advise.inputs import AdviseOptions
 from deploykit.cli import output
 from deploykit.job.decode import Help, Quantity, hints, split
@@ -70,9 +70,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _for_the_trainer(advice: Advice) -> Advice:
     """The same question, answered with what the reference trainer can do."""
-    if advice.best is None or job_file.can_run(advice.best.config):
+    if advice.best is None or report.can_run(advice.best.config):
         return advice
-    return advise(advice.model, advice.training, advice.cluster, job_file.can_run)
+    return advise(advice.model, advice.training, advice.cluster, report.can_run)
 
 
 def _list(*, as_json: bool) -> None:
@@ -93,7 +93,7 @@ def _write(path: Path, advice: Advice) -> None:
             "no strategy of the reference trainer fits, so there is no job file to write",
             hint="run without --write",
         )
-    text = job_file.text(advice.model, advice.training, advice.cluster, advice.best.config)
+    text = report.job_file(advice.model, advice.training, advice.cluster, advice.best.config)
     paths.create(path, text)
 
 
@@ -101,7 +101,7 @@ def _print(advice: Advice, runs: Advice, written: Path | None) -> None:
     for line in (*report.subject(advice), "", report.case(advice), *report.recommendation(advice)):
         output.say(line)
     if runs is not advice and advice.best:
-        output.say(report.not_yet(job_file.lacking(advice.best.config), runs))
+        output.say(report.not_yet(report.lacking(advice.best.config), runs))
     output.say("")
     rows = [_row(each, advice) for each in advice.candidates]
     output.table(_COLUMNS, rows, headings_in_pipe=True)
@@ -109,7 +109,7 @@ def _print(advice: Advice, runs: Advice, written: Path | None) -> None:
     for line in report.notes(advice):
         output.say(line)
     if written:
-        if other := job_file.difference(advice.model, advice.training):
+        if other := report.difference(advice.model, advice.training):
             output.say(other)
         check = shell.command("deploykit", "check", written)
         output.say(f"wrote {written}; next: `{check}`")
@@ -148,7 +148,7 @@ def _data(advice: Advice, runs: Advice) -> dict[str, Any]:
         "enough_nodes": advice.enough,
         "trainer": {
             "best": runs.best.strategy if runs.best else None,
-            "lacks": job_file.lacking(advice.best.config) if advice.best else [],
+            "lacks": report.lacking(advice.best.config) if advice.best else [],
         },
         "why": list(report.recommendation(advice)),
         "notes": list(report.notes(advice)),

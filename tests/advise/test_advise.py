@@ -11,7 +11,7 @@ from urllib.parse import urlparse
 import pytest
 
 from deploykit.advise import Cluster, Training, advise, gpt, gpt_of_size, gpus
-from deploykit.advise.workload import Strategy
+from deploykit.advise.strategies import Strategy
 from deploykit.cli import main as cli
 from deploykit.job import file as jobfile
 

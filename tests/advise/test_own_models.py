@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from deploykit.advise import Cluster, Training, activations, advise, gpus
-from deploykit.advise.measured_model import from_counts
-from deploykit.advise.workload import ParallelConfig
+from deploykit.advise import Cluster, Training, advise, gpus
+from deploykit.advise.memory import logit_bytes, stage_activations
+from deploykit.advise.models import from_counts
+from deploykit.advise.strategies import ParallelConfig
 from deploykit.cli import main as cli
 
 CHECKOUT = Path(__file__).parents[2]
@@ -53,7 +54,7 @@ def test_only_a_head_as_large_as_the_vocabulary_makes_logits():
     assert (tied.vocabulary, tied.tied, tied.head_size) == (1000, True, 64_000)
     assert (classifier.vocabulary, classifier.layers) == (0, 3)
     logits = [
-        activations.of_logits(model, Training(8, 64), ParallelConfig("single"))
+        logit_bytes(model, Training(8, 64), ParallelConfig("single"))
         for model in (tied, classifier)
     ]
     assert logits == [8 * 64 * 1000 * 4 * 3, 0]
@@ -65,9 +66,9 @@ def test_convolutions_have_work_and_activations():
     assert model.parameters == 25_557_032
     assert math.isclose(model.sample.flops, 3 * 2 * 4.1e9, rel_tol=0.02)
     training = Training(64, 1, precision="fp32")
-    kept = activations.of_stage(model, training, ParallelConfig("single"), 0, 0)
+    kept = stage_activations(model, training, ParallelConfig("single"), 0, 0)
     assert kept == 64 * model.sample.saved * 4
-    halved = activations.of_stage(model, training, ParallelConfig("ddp", data=2), 0, 0)
+    halved = stage_activations(model, training, ParallelConfig("ddp", data=2), 0, 0)
     assert halved == kept // 2
 
 

@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import pytest
 
-from deploykit.advise import Cluster, Training, advise, gpt, gpt_of_size, gpus, job_file, report
-from deploykit.advise.architectures import llama
-from deploykit.advise.measured_model import from_counts
+from deploykit.advise import Cluster, Training, advise, gpt, gpt_of_size, gpus, report
+from deploykit.advise.models import from_counts, llama
 from tests.advise.test_own_models import COUNTED
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples/models"
@@ -138,17 +137,17 @@ def test_the_first_recommendation_is_what_an_expert_takes_with_the_reason(name):
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_what_the_trainer_cannot_do_yet_is_said_and_not_written(name):
     case, advice = SCENARIOS[name], asked(name)
-    missing = job_file.lacking(advice.best.config)
+    missing = report.lacking(advice.best.config)
     assert set(case.lacking) <= set(missing)
-    runs = asked(name, job_file.can_run)
+    runs = asked(name, report.can_run)
     if not missing:
         assert runs.best.config == advice.best.config
         return
     said = report.not_yet(missing, runs)
     assert all(words in said for words in missing)
-    assert all((EXAMPLES / job_file.EXAMPLES[each]).is_file() for each in missing)
+    assert all((EXAMPLES / report.EXAMPLES[each]).is_file() for each in missing)
     assert "none of its strategies fits" in said or runs.best.strategy in said
-    assert runs.best is None or job_file.can_run(runs.best.config)
+    assert runs.best is None or report.can_run(runs.best.config)
 
 
 def test_all_weights_of_the_13b_can_be_trained_with_the_hosts_memory():
