@@ -1,9 +1,14 @@
-"""The shape of a model: its parameter tensors, in layers."""
+"""Models: their parameter tensors, in layers.
+
+Known by their architecture are the reference trainer's GPT (an embedding of tokens and positions,
+equal blocks of LayerNorm, attention with four projections, LayerNorm and a two-layer MLP, and a
+head of LayerNorm and a Linear layer without bias, not tied to the embedding) and Llama. Any other
+is counted by a child process, which imports torch.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +23,12 @@ from deploykit.lib.errors import UsageError
 Split = Literal["column", "row", "none"]
 """How tensor parallelism splits a tensor: along dimension 0, along dimension 1, or not at all
 (https://arxiv.org/abs/1909.08053, section 3)."""
+_ASPECT = 128
+"""Width per layer of a model given only by its size: 7B gives 32 layers of width 4096."""
+_LARGE_WIDTH = 1024
+_MANY_LAYERS = 10
+_COUNT_TIMEOUT = 300
+_MAX_ERROR_LINES = 3
 
 
 @dataclass(frozen=True)
@@ -58,7 +69,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer: the unit in which weights are gathered and freed."""
+    """The unit in which weights are gathered and freed."""
 
     name: str
     tensors: tuple[Tensor, ...]
@@ -67,9 +78,9 @@ class Layer:
         """Elements on one rank, of `tensor` x `shards`."""
         return sum(each.local(tensor, shards) for each in self.tensors)
 
-    def matrices(self) -> int:
-        """Elements of all tensors with two dimensions or more."""
-        return sum(tensor.size for tensor in self.tensors if len(tensor.shape) > 1)
+    def matrices(self, tensor: int = 1) -> int:
+        """Elements of all tensors with two dimensions or more, on one of `tensor` ranks."""
+        return sum(each.local(tensor) for each in self.tensors if len(each.shape) > 1)
 
     def edges(self, tensor: int = 1) -> float:
         """Inputs and outputs of all matrices, of which each of `tensor` ranks has its split."""
@@ -78,7 +89,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample's forward and backward pass, counted where no formula knows the model.
+    """One sample's forward and backward pass, counted where no formula fits the model.
 
     `flops`: floating point operations. `saved`: elements that the forward pass keeps for the
     backward pass. `traffic`: elements that all operations read and write.
@@ -96,8 +107,9 @@ class Model:
     `vocabulary`: the number of logits per token; 0 if the embedding is no vocabulary (a table of a
     recommender, the input of a classifier). `kv_heads`: heads of keys and values, if fewer than
     `heads`. `gated`: an MLP with two inner matrices, as in Llama. `tied`: the head's matrix is the
-    embedding's. `flash`: attention keeps no scores in memory. `task`: the trainer's name for it,
-    if it is a task of the user's, whose samples have `length` tokens.
+    embedding's. `flash`: attention keeps no scores in memory. `task`: the trainer's name for a task
+    of the user's, whose samples have `length` tokens. `exact`: the tensors are the model's own,
+    not derived from its size.
     """
 
     embedding: Layer
@@ -116,23 +128,15 @@ class Model:
     task: str = ""
     length: int = 0
     exact: bool = True
-    """Whether the tensors are the model's own; False if they were derived from its size."""
 
     @property
     def parameters(self) -> int:
         """Number of parameters."""
         return self.embedding.size() + self.layers * self.block.size() + self.head.size()
 
-    def all_layers(self) -> Iterator[Layer]:
-        """Yield every layer in the order of the forward pass."""
-        yield self.embedding
-        for _ in range(self.layers):
-            yield self.block
-        yield self.head
-
     def tensors(self) -> Iterator[Tensor]:
-        """Yield every parameter of every layer."""
-        for layer in self.all_layers():
+        """Yield every parameter, in the order of the forward pass."""
+        for layer in (self.embedding, *[self.block] * self.layers, self.head):
             yield from layer.tensors
 
     def flops(self, tokens: int, sequence: int) -> float:
@@ -144,7 +148,7 @@ class Model:
         return tokens * self.flops_per_token(self.layers, sequence, head=True)
 
     def flops_per_token(self, blocks: int, sequence: int, *, head: bool) -> float:
-        """The same per token, for a number of blocks with or without the head."""
+        """As `flops`, per token, for a number of blocks with or without the head."""
         matrices = blocks * self.block.matrices() + head * self.head_size
         return 6.0 * matrices + 12.0 * blocks * self.width * sequence
 
@@ -159,14 +163,6 @@ class Model:
         return (self.kv_heads or self.heads) / self.heads
 
 
-_ASPECT = 128
-"""Width per layer of a model given only by its size: 7B gives 32 layers of width 4096."""
-_HEAD_WIDTH = 128
-_LARGE_WIDTH = 1024
-_MANY_LAYERS = 10
-_MLP_RATIO = 4
-
-
 def gpt(  # noqa: PLR0913 - the options that size a GPT
     *,
     layers: int,
@@ -177,10 +173,19 @@ def gpt(  # noqa: PLR0913 - the options that size a GPT
     feedforward: int | None = None,
 ) -> Model:
     """The GPT of the reference trainer with these options."""
-    feedforward = feedforward or _MLP_RATIO * width
+    feedforward = feedforward or 4 * width
+    block = (
+        *_norm("norm1", width),
+        *(tensor for name in ("query", "key", "value") for tensor in _linear(name, width, width)),
+        *_linear("out", width, width, split="row"),
+        *_norm("norm2", width),
+        *_linear("up", feedforward, width),
+        *_linear("down", width, feedforward, split="row"),
+    )
+    token = Tensor("token.weight", (vocabulary, width), "column")
     return Model(
-        Layer("embedding", (*_embedding(vocabulary, positions, width),)),
-        Layer("block", (*_block(width, feedforward),)),
+        Layer("embedding", (token, Tensor("position.weight", (positions, width)))),
+        Layer("block", block),
         layers,
         Layer("head", (*_norm("norm", width), Tensor("out.weight", (vocabulary, width), "column"))),
         width=width,
@@ -190,29 +195,13 @@ def gpt(  # noqa: PLR0913 - the options that size a GPT
     )
 
 
-def _embedding(vocabulary: int, positions: int, width: int) -> Iterator[Tensor]:
-    yield Tensor("token.weight", (vocabulary, width), "column")
-    yield Tensor("position.weight", (positions, width))
+def _norm(name: str, width: int) -> tuple[Tensor, ...]:
+    return Tensor(f"{name}.weight", (width,)), Tensor(f"{name}.bias", (width,))
 
 
-def _block(width: int, feedforward: int) -> Iterator[Tensor]:
-    yield from _norm("norm1", width)
-    for name in ("query", "key", "value"):
-        yield from _linear(name, width, width, "column")
-    yield from _linear("out", width, width, "row")
-    yield from _norm("norm2", width)
-    yield from _linear("up", feedforward, width, "column")
-    yield from _linear("down", width, feedforward, "row")
-
-
-def _norm(name: str, width: int) -> Iterator[Tensor]:
-    yield Tensor(f"{name}.weight", (width,))
-    yield Tensor(f"{name}.bias", (width,))
-
-
-def _linear(name: str, outputs: int, inputs: int, split: Split) -> Iterator[Tensor]:
-    yield Tensor(f"{name}.weight", (outputs, inputs), split)
-    yield Tensor(f"{name}.bias", (outputs,), "column" if split == "column" else "none")
+def _linear(name: str, outputs: int, inputs: int, split: Split = "column") -> tuple[Tensor, ...]:
+    bias = Tensor(f"{name}.bias", (outputs,), "column" if split == "column" else "none")
+    return Tensor(f"{name}.weight", (outputs, inputs), split), bias
 
 
 def gpt_of_size(  # noqa: PLR0913 - as gpt()
@@ -227,43 +216,31 @@ def gpt_of_size(  # noqa: PLR0913 - as gpt()
     """A GPT with about `parameters` parameters; options that are None are derived.
 
     A block has 12 x width x width weights (https://arxiv.org/abs/2104.04473, section 2.3); the
-    MLP's width is adjusted to match the count. Widths and layers are rounded to numbers with many
-    divisors.
+    MLP's width is adjusted to match the count. Widths are rounded to multiples of 64, 256 or 1024,
+    ten or more layers to multiples of 4, and 1024 or more rows of the MLP to multiples of 64.
     """
     if width is None:
         depth = layers or (parameters / (12 * _ASPECT**2)) ** (1 / 3)
-        width = _rounded_width(math.sqrt(parameters / (12 * depth)))
+        exact_width = math.sqrt(parameters / (12 * depth))
+        steps = ((4 * _LARGE_WIDTH, 1024), (_LARGE_WIDTH, 256), (0, 64))
+        unit = next(unit for least, unit in steps if exact_width >= least)
+        width = max(1, round(exact_width / unit)) * unit
     outside_blocks = width * (2 * vocabulary + positions)
     remaining = max(parameters - outside_blocks, parameters // 2)
-    layers = layers or _rounded_layers(remaining / (12 * width**2))
-    feedforward = _rounded_rows(remaining / layers - 4 * width**2, 2 * width)
+    if layers is None:
+        exact_layers = remaining / (12 * width**2)
+        many = exact_layers >= _MANY_LAYERS
+        layers = 4 * round(exact_layers / 4) if many else max(1, round(exact_layers))
+    rows = max(1, round((remaining / layers - 4 * width**2) / (2 * width)))
     model = gpt(
         layers=layers,
         width=width,
-        heads=heads
-        or max(1, width // (_HEAD_WIDTH if width >= _LARGE_WIDTH else _HEAD_WIDTH // 2)),
+        heads=heads or max(1, width // (128 if width >= _LARGE_WIDTH else 64)),
         vocabulary=vocabulary,
         positions=positions,
-        feedforward=feedforward,
+        feedforward=64 * round(rows / 64) if rows >= _LARGE_WIDTH else rows,
     )
     return dataclasses.replace(model, exact=False)
-
-
-def _rounded_width(width: float) -> int:
-    """The nearest multiple of 64, 256 or 1024, depending on the width."""
-    unit = 1024 if width >= 4 * _LARGE_WIDTH else 256 if width >= _LARGE_WIDTH else 64
-    return max(1, round(width / unit)) * unit
-
-
-def _rounded_layers(layers: float) -> int:
-    """The nearest number of layers; a multiple of 4 from 10 layers on."""
-    return 4 * round(layers / 4) if layers >= _MANY_LAYERS else max(1, round(layers))
-
-
-def _rounded_rows(elements: float, columns: int) -> int:
-    """Rows of a matrix with this many elements; a multiple of 64 from 1024 rows on."""
-    rows = max(1, round(elements / columns))
-    return 64 * round(rows / 64) if rows >= _LARGE_WIDTH else rows
 
 
 def llama(  # noqa: PLR0913 - the options that size a Llama
@@ -299,50 +276,28 @@ def llama(  # noqa: PLR0913 - the options that size a Llama
     )
 
 
-_TIMEOUT = 300
-_ERROR_LINES = 3
+def counted(name: str, sample: str, *, heads: int | None) -> Model:
+    """Count the model `name`: a ``module:function`` of the working folder, or one of Hugging Face.
 
-
-def measure(
-    function: str,
-    *,
-    heads: int | None,
-    sample: Sequence[int] = (),
-    sequence: int | None = None,
-) -> Model:
-    """Build the model with ``module:function``, imported from the working folder.
-
-    It then takes a step on a `sample` of this shape, or of `sequence` tokens. Raises UsageError if
-    that fails, with the last lines of the child's stderr.
+    It then takes a step on a `sample`, as entrypoints/count_model.py describes. Raises UsageError
+    if that fails, with the last lines of the child's stderr.
     """
-    shape = "x".join(map(str, sample)) or (f"tokens:{sequence}" if sequence else "")
-    return _count(f"--model {function}", function, shape, heads)
-
-
-def measure_task(function: str, options: Mapping[str, int], *, heads: int | None) -> Model:
-    """The model of a task of the trainer, counted on the first sample of its training data.
-
-    The function gets these options. Raises UsageError as `measure` does.
-    """
-    model = _count(f"--task {function}", function, f"task:{json.dumps(options)}", heads)
-    return dataclasses.replace(model, task=function)
-
-
-def _count(option: str, function: str, shape: str, heads: int | None) -> Model:
+    option = "--task" if sample.startswith("task:") else "--model"
     script = paths.shipped("entrypoints") / "count_model.py"
-    done = shell.run([sys.executable, str(script), function, shape], timeout=_TIMEOUT)
+    done = shell.run([sys.executable, str(script), name, sample], timeout=_COUNT_TIMEOUT)
     if done.code:
-        stderr = "\n".join(done.err.strip().splitlines()[-_ERROR_LINES:])
+        stderr = "\n".join(done.err.strip().splitlines()[-_MAX_ERROR_LINES:])
         raise UsageError(
-            f"{option}: building the model failed in {Path.cwd()}",
+            f"{option} {name}: building the model failed in {Path.cwd()}",
             hint=f"{stderr}\n{sys.executable} imports it, and requires torch",
         )
     try:
-        return from_counts(from_json(done.out.strip().splitlines()[-1]), heads=heads)
+        model = from_counts(from_json(done.out.strip().splitlines()[-1]), heads=heads)
     except (LookupError, TypeError, ValueError):
         raise UsageError(
-            f"{option} printed text when Python exited", hint="make it print nothing"
+            f"{option} {name} printed text when Python exited", hint="make it print nothing"
         ) from None
+    return dataclasses.replace(model, task=name) if option == "--task" else model
 
 
 def from_counts(counts: Mapping[str, Any], *, heads: int | None = None) -> Model:
@@ -350,15 +305,13 @@ def from_counts(counts: Mapping[str, Any], *, heads: int | None = None) -> Model
 
     The width is that of the largest embedding; its rows are a vocabulary if the head or a tied
     layer has as many outputs. The MLP's width is the largest size in a block. What the model does
-    with a sample is taken from the count where formulas do not know it: without an embedding or
+    with a sample is taken from the count if the formulas do not apply: without an embedding or
     without blocks.
     """
-    embeddings = [shape for _, shape in counts["embedding"]]
-    rows, width = max(embeddings, default=[0, 0])
+    rows, width = max((shape for _, shape in counts["embedding"]), default=[0, 0])
     outputs = {shape[0] for _, shape in counts["head"] if len(shape) > 1}
     tied = bool(counts.get("tied"))
-    sizes = [size for _, shape in counts["block"] for size in shape]
-    feedforward = max(sizes, default=0)
+    feedforward = max((size for _, shape in counts["block"] for size in shape), default=0)
     inner = [shape for _, shape in counts["block"] if len(shape) > 1 and feedforward in shape]
     known = width and counts["layers"]
     sample = counts.get("sample")
@@ -368,9 +321,10 @@ def from_counts(counts: Mapping[str, Any], *, heads: int | None = None) -> Model
         counts["layers"],
         _layer("head", counts["head"]),
         width=width,
-        heads=heads or max(1, width // 64),
+        heads=heads or counts.get("heads") or max(1, width // 64),
         vocabulary=rows if tied or rows in outputs else 0,
         feedforward=feedforward,
+        kv_heads=counts.get("kv_heads", 0),
         gated=len(inner) > 2,  # noqa: PLR2004 - an MLP has two matrices, a gated one three
         tied=tied,
         length=counts.get("length", 0),
@@ -383,7 +337,7 @@ def _layer(name: str, tensors: Sequence[tuple[str, Sequence[int]]]) -> Layer:
     return Layer(
         name,
         tuple(
-            Tensor(each, tuple(shape), "column" if len(shape) > 1 else "none")
-            for each, shape in tensors
+            Tensor(tensor, tuple(shape), "column" if len(shape) > 1 else "none")
+            for tensor, shape in tensors
         ),
     )

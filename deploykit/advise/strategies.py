@@ -1,4 +1,4 @@
-"""How to train, on which hardware, and one configuration of the parallelism. Data only."""
+"""How to train, on which hardware, and every configuration of the parallelism that it allows."""
 
 from __future__ import annotations
 
@@ -142,146 +142,93 @@ _RECOMPUTING: dict[bool | Literal["selective"], dict[str, bool]] = {
     "selective": {"selective": True},
     True: {"checkpointing": True},
 }
-_MOST_MICRO_BATCHES = 64
+_MAX_MICRO_BATCHES = 64
+"""For each stage of a pipeline."""
 _LARGE_TABLE = 0.5
-"""Share of the parameters from which on an embedding is worth a layout of its own."""
+"""Share of the parameters from which on an embedding is worth a strategy of its own."""
 
 
 def configs(model: Model, training: Training, cluster: Cluster) -> Iterator[ParallelConfig]:
     """Yield all of them, with each number of micro-batches, checkpointing and offload."""
-    for strategy in STRATEGIES:
-        for degrees in _degrees(strategy, model, training, cluster):
-            yield from _with_micro_batches(training, cluster, degrees)
-
-
-def _degrees(
-    strategy: Strategy, model: Model, training: Training, cluster: Cluster
-) -> Iterator[ParallelConfig]:
-    world, node = cluster.world, cluster.gpus_per_node
-    if strategy == "single":
-        yield ParallelConfig("single")
-    elif strategy == "dp" and node > 1 and not cluster.gpu.is_cpu:
-        yield ParallelConfig("dp", data=node)
-    elif strategy in {"ddp", "manual", "zero1"} and world > 1:
-        yield ParallelConfig(strategy, data=world)
-    elif strategy in {"zero2", "zero3"} and (world > 1 or strategy == "zero3"):
-        yield ParallelConfig(strategy, data=world, shards=world)
-    elif strategy == "hsdp" and cluster.nodes > 1 and node > 1:
-        yield ParallelConfig("hsdp", data=world, shards=node)
-    elif strategy == "sharded-table" and world > 1 and _has_large_table(model):
-        yield ParallelConfig(strategy, data=world)
-    elif model.layers:
-        yield from _splitting(strategy, model, training, cluster)
-
-
-def _splitting(
-    strategy: Strategy, model: Model, training: Training, cluster: Cluster
-) -> Iterator[ParallelConfig]:
-    """Degrees of the strategies that split layers or divide them into stages."""
-    if strategy in {"tp", "tp-dp", "fsdp-tp"}:
-        yield from _tensor_parallel(strategy, model, training, cluster)
-    elif strategy in {"pp", "pp-dp"}:
-        yield from _pipeline_parallel(strategy, model, cluster.world)
-    elif strategy == "pp-fsdp-tp":
-        yield from _three_dimensions(model, training, cluster)
-
-
-def _has_large_table(model: Model) -> bool:
-    """Whether most parameters are an embedding that makes no logits."""
-    return not model.vocabulary and model.embedding.size() > _LARGE_TABLE * model.parameters
-
-
-def _tensor_parallel(
-    strategy: Strategy, model: Model, training: Training, cluster: Cluster
-) -> Iterator[ParallelConfig]:
-    """Tensor parallelism, over ranks of one node that divide heads and MLP.
-
-    Only `tp` alone may span nodes, since it has no other degree to use them with.
-    """
-    world = cluster.world
-    if strategy == "tp":
-        if world > 1 and _divides(world, model, training):
-            yield ParallelConfig("tp", tensor=world)
-        return
-    for tensor in _divisors(cluster.gpus_per_node):
-        if 1 < tensor < world and _divides(tensor, model, training):
-            data = world // tensor
-            yield ParallelConfig(
-                strategy,
-                data=data,
-                tensor=tensor,
-                shards=data if strategy == "fsdp-tp" else 1,
-            )
-
-
-def _divides(tensor: int, model: Model, training: Training) -> bool:
-    """Whether `tensor` divides the heads, the MLP and, for sequence parallelism, the sequence."""
-    return not any(size % tensor for size in (model.heads, model.feedforward, training.sequence))
-
-
-def _pipeline_parallel(strategy: Strategy, model: Model, world: int) -> Iterator[ParallelConfig]:
-    for pipeline in _divisors(world):
-        alone = pipeline == world
-        if pipeline > 1 and pipeline <= model.layers and alone == (strategy == "pp"):
-            yield ParallelConfig(strategy, data=world // pipeline, pipeline=pipeline)
-
-
-def _three_dimensions(
-    model: Model, training: Training, cluster: Cluster
-) -> Iterator[ParallelConfig]:
-    """Pipelines of sharded groups with tensor parallelism inside a node."""
-    for tensor in _divisors(cluster.gpus_per_node):
-        if tensor == 1 or not _divides(tensor, model, training):
+    for degrees in _degrees(model, training, cluster):
+        if training.batch % degrees.data:
             continue
-        for pipeline in _divisors(cluster.world // tensor):
-            data = cluster.world // (tensor * pipeline)
-            if 1 < pipeline <= model.layers and data > 1:
-                yield ParallelConfig(
-                    "pp-fsdp-tp", data=data, tensor=tensor, pipeline=pipeline, shards=data
-                )
+        for micro_batches in _divisors(training.batch // degrees.data):
+            # with fewer micro-batches than stages Schedule1F1B raises ValueError
+            if degrees.pipeline <= micro_batches <= _MAX_MICRO_BATCHES * degrees.pipeline:
+                for switches in _switches(training, cluster, degrees):
+                    yield dataclasses.replace(degrees, micro_batches=micro_batches, **switches)
 
 
-def _with_micro_batches(
-    training: Training, cluster: Cluster, degrees: ParallelConfig
-) -> Iterator[ParallelConfig]:
-    """The configuration with each number of micro-batches that divides a rank's samples."""
-    if training.batch % degrees.data:
-        return
-    for micro_batches in _divisors(training.batch // degrees.data):
-        if micro_batches < degrees.pipeline:
-            continue  # Schedule1F1B raises ValueError: fewer micro-batches than stages
-        if micro_batches > _MOST_MICRO_BATCHES * degrees.pipeline:
-            break
-        for switches in _switches(training, cluster, degrees):
-            yield dataclasses.replace(degrees, micro_batches=micro_batches, **switches)
+def _degrees(model: Model, training: Training, cluster: Cluster) -> Iterator[ParallelConfig]:
+    """Each strategy with the degrees that the cluster allows."""
+    world, node = cluster.world, cluster.gpus_per_node
+    has_large_table = model.embedding.size() > _LARGE_TABLE * model.parameters
+    yield ParallelConfig("single")
+    if node > 1 and not cluster.gpu.is_cpu:
+        yield ParallelConfig("dp", data=node)
+    if world > 1:
+        yield ParallelConfig("manual", data=world)
+        yield ParallelConfig("ddp", data=world)
+        yield ParallelConfig("zero1", data=world)
+        yield ParallelConfig("zero2", data=world, shards=world)
+    yield ParallelConfig("zero3", data=world, shards=world)
+    if cluster.nodes > 1 and node > 1:
+        yield ParallelConfig("hsdp", data=world, shards=node)
+    if world > 1 and not model.vocabulary and has_large_table:
+        yield ParallelConfig("sharded-table", data=world)
+    if model.layers:
+        yield from _splitting(model, training, cluster)
+
+
+def _splitting(model: Model, training: Training, cluster: Cluster) -> Iterator[ParallelConfig]:
+    """Degrees of the strategies that split layers or divide them into stages.
+
+    Tensor parallelism takes ranks of one node, as many as divide the heads, the MLP and, for
+    sequence parallelism, the sequence. Only `tp` alone may span nodes, since it has no other degree
+    to use them with.
+    """
+    world, node = cluster.world, cluster.gpus_per_node
+    for tensor, pipeline in itertools.product(_divisors(world), repeat=2):
+        data = world // (tensor * pipeline)
+        if world % (tensor * pipeline) or tensor == pipeline == 1 or pipeline > model.layers:
+            continue
+        if any(size % tensor for size in (model.heads, model.feedforward, training.sequence)):
+            continue
+        degrees = ParallelConfig("tp", data=data, tensor=tensor, pipeline=pipeline)
+        sharded = dataclasses.replace(degrees, shards=data)
+        if tensor == world:
+            yield degrees
+        elif tensor == 1:
+            yield dataclasses.replace(degrees, strategy="pp" if data == 1 else "pp-dp")
+        elif node % tensor == 0 and data > 1 and pipeline == 1:
+            yield dataclasses.replace(degrees, strategy="tp-dp")
+            yield dataclasses.replace(sharded, strategy="fsdp-tp")
+        elif node % tensor == 0 and data > 1:
+            yield dataclasses.replace(sharded, strategy="pp-fsdp-tp")
 
 
 def _switches(
     training: Training, cluster: Cluster, degrees: ParallelConfig
 ) -> Iterator[dict[str, Any]]:
-    """Every setting of what does not change the degrees."""
+    """Every setting of what does not change the degrees.
+
+    Over TCP ddp can send gradients in 16 bits: bf16 if the GPU supports it, which has fp32's range
+    (https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html).
+    """
     offload = _choices(training.offload) if degrees.strategy == "zero3" else (False,)
     lora = _choices(training.lora) if degrees.strategy in _WITH_LORA else (False,)
     if training.lora and True not in lora:
         return
-    for recompute, off, adapters, sent in itertools.product(
-        _recomputing(training), offload, lora, _compressions(training, cluster, degrees)
-    ):
-        yield {**_RECOMPUTING[recompute], "offload": off, "lora": adapters, "compress": sent}
-
-
-def _recomputing(training: Training) -> tuple[bool | Literal["selective"], ...]:
-    return tuple(_RECOMPUTING) if training.checkpointing is None else (training.checkpointing,)
-
-
-def _compressions(training: Training, cluster: Cluster, degrees: ParallelConfig) -> tuple[str, ...]:
-    """Over TCP ddp can send gradients in 16 bits: bf16 where the GPU has it, which has fp32's range
-    (https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html).
-    """
+    recomputing = tuple(_RECOMPUTING)
+    if training.checkpointing is not None:
+        recomputing = (training.checkpointing,)
+    compress = [""]
     slow = cluster.fabric == "tcp" and cluster.nodes > 1 and not cluster.gpu.is_cpu
-    if degrees.strategy != "ddp" or not slow or WEIGHT_BYTES[training.precision] == 2:  # noqa: PLR2004
-        return ("",)
-    return ("", "bf16" if cluster.gpu.flops["bf16"] else "fp16")
+    if degrees.strategy == "ddp" and slow and training.precision != "pure-bf16":
+        compress.append("bf16" if cluster.gpu.flops["bf16"] else "fp16")
+    for recompute, off, adapters, sent in itertools.product(recomputing, offload, lora, compress):
+        yield {**_RECOMPUTING[recompute], "offload": off, "lora": adapters, "compress": sent}
 
 
 def _choices(choice: bool | None) -> tuple[bool, ...]:  # noqa: FBT001 - a three-valued option
@@ -289,4 +236,4 @@ def _choices(choice: bool | None) -> tuple[bool, ...]:  # noqa: FBT001 - a three
 
 
 def _divisors(number: int) -> list[int]:
-    return [each for each in range(1, number + 1) if number % each == 0]
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
