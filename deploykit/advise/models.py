@@ -13,6 +13,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -283,6 +284,11 @@ def counted(name: str, sample: str, *, heads: int | None) -> Model:
     if that fails, with the last lines of the child's stderr.
     """
     option = "--task" if sample.startswith("task:") else "--model"
+    if ":" not in name and find_spec("transformers") is None:
+        raise UsageError(
+            f"--model {name}: the name of a model requires transformers in {sys.executable}",
+            hint="pip install transformers, or describe the model, as with --parameters 7B",
+        )
     script = paths.shipped("entrypoints") / "count_model.py"
     done = shell.run([sys.executable, str(script), name, sample], timeout=_COUNT_TIMEOUT)
     if done.code:

@@ -95,14 +95,15 @@ COLLECTIVES: Mapping[Strategy, tuple[str, ...]] = {
     "zero3": ("all-gather", "reduce-scatter"),
     "hsdp": ("all-gather", "reduce-scatter", "all-reduce of shards"),
     "sharded-table": ("all-to-all", "all-to-all back", "all-reduce"),
-    "tp": ("tensor",),
-    "pp": ("pipeline",),
-    "tp-dp": ("tensor", "all-reduce"),
-    "pp-dp": ("pipeline", "all-reduce"),
-    "fsdp-tp": ("tensor", "all-gather", "reduce-scatter"),
-    "pp-fsdp-tp": ("tensor", "pipeline", "all-gather", "reduce-scatter"),
+    "tp": (),
+    "pp": (),
+    "tp-dp": ("all-reduce",),
+    "pp-dp": ("all-reduce",),
+    "fsdp-tp": ("all-gather", "reduce-scatter"),
+    "pp-fsdp-tp": ("all-gather", "reduce-scatter"),
 }
-"""What each strategy sends in a step; `_Traffic` has the size of each."""
+"""What each strategy sends in a step besides the activations of tensor and pipeline parallelism;
+`_Traffic` has the size of each."""
 
 
 @dataclass(frozen=True)
@@ -269,10 +270,12 @@ class _Traffic:
 
     def transfers(self) -> Iterator[Transfer]:
         """Every transfer of a step."""
+        if self.config.tensor > 1:
+            yield self._around(self._ring("tensor"))
+        if self.config.pipeline > 1:
+            yield self._pipeline()
         for name in COLLECTIVES[self.config.strategy]:
-            if name == "pipeline":
-                yield self._pipeline()
-            elif name == "broadcast":
+            if name == "broadcast":
                 yield self._broadcast()
             elif (ring := self._ring(name)).ranks > 1:
                 yield self._around(ring)
