@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deploykit.backends import base as backend
-from deploykit.cost import budget, money, prices, spent
-from deploykit.cost.budget import Budget
+from deploykit.cost import cap, money, prices
+from deploykit.cost.cap import Budget
 from deploykit.cost.estimate import Estimate
 from deploykit.job.model import Plan, State
 from deploykit.lib.errors import UsageError
@@ -84,10 +84,10 @@ def reserve(
     `refresh` asks for the states of runs that may have ended. Raises UsageError where the run could
     exceed the budget.
     """
-    amount = None if estimate is None else budget.worst(plan.job, estimate)
+    amount = None if estimate is None else cap.worst(plan.job, estimate)
     if plan.job.budget is None or amount is None:
-        return  # nothing is billed: `budget.problems` refuses what is not known
-    limit = budget.parse(plan.job.budget)
+        return  # nothing is billed: `cap.problems` refuses what is not known
+    limit = cap.parse_budget(plan.job.budget)
     if _enter(plan, limit, amount) is None:
         return
     refresh(_open(limit.name))
@@ -133,12 +133,12 @@ def uses() -> list[Use]:
     for row in registry.query([("SELECT name, budget FROM budget_runs ORDER BY created", [])]):
         newest[row["name"]] = row["budget"]
     known = (str(text) for _, text in sorted(newest.items(), key=str))
-    return [of(text) for text in known if budget.is_valid(text)]
+    return [of(text) for text in known if cap.is_budget(text)]
 
 
 def of(written: str) -> Use:
     """What is used of a budget, as a job has it."""
-    limit = budget.parse(written)
+    limit = cap.parse_budget(written)
     rows = [dict(row) for row in registry.query([_of(limit.name)])] if _exists() else []
     return _use(limit, _settled(rows, None))
 
@@ -195,7 +195,7 @@ def _cost(run: Run, worst: str) -> Decimal:
     """What a run that has ended has cost; its worst case where that is not known."""
     if run.state == State.UNSENT.value:
         return Decimal(0)
-    known = spent.read(Path(run.folder, backend.PRICE), run.billed)
+    known = prices.spent(Path(run.folder, backend.PRICE), run.billed)
     return _amount(worst) if known is None else known.amount
 
 

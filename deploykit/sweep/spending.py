@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from deploykit.backends import base as backend
-from deploykit.cost import money, spent
-from deploykit.cost.budget import worst
+from deploykit.cost import money, prices
+from deploykit.cost.cap import worst
 from deploykit.cost.estimate import Estimate
 from deploykit.cost.money import Money
 from deploykit.job.model import Problem, State
@@ -55,8 +55,8 @@ def sum_of(amounts: Iterable[Money]) -> Money | None:
     return Money(sum((one.amount for one in known), Decimal(0)), known[0].currency)
 
 
-def _spent(row: Run) -> spent.Spent | None:
-    return spent.read(Path(row.folder, backend.PRICE), row.billed)
+def _spent(row: Run) -> prices.Spent | None:
+    return prices.spent(Path(row.folder, backend.PRICE), row.billed)
 
 
 def budget(sweep: Sweep, base: Base) -> Budget:

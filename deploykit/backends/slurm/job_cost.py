@@ -13,7 +13,7 @@ from decimal import Decimal
 from deploykit.backends.slurm import billing, site
 from deploykit.backends.slurm.options import Options, Restarts
 from deploykit.cost import money
-from deploykit.cost.estimate import Charge, Estimate, Seconds, attempts
+from deploykit.cost.estimate import Charge, Estimate, Seconds
 from deploykit.job.model import JobSpec
 from deploykit.lib import units
 from deploykit.lib.errors import NotFound
@@ -116,7 +116,8 @@ def _attempts(options: Options) -> int:
 
 def _how(job: JobSpec, options: Options) -> str:
     limit = units.exact_span(_rounded(job.resources.time_limit))
-    return f"{attempts(_attempts(options))} of {limit} and {units.exact_span(_LATE)} to end"
+    attempts = units.plural(_attempts(options), "attempt")
+    return f"{attempts} of {limit} and {units.exact_span(_LATE)} to end"
 
 
 def _names(per: str) -> str:
