@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard, cast
 
 from deploykit.bundle.node_plane import FOLDER, NODE_PLANE
+from deploykit.job import own_processes, presence
 from deploykit.job.checks import is_secret
 from deploykit.job.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, Status
+from deploykit.job.spelling import did_you_mean
 from deploykit.lib import paths
 from deploykit.lib.errors import TryAgain, UsageError
 from deploykit.observe.exit_records import RankProcess
@@ -347,8 +349,6 @@ def find(name: str) -> Backend:
     for point in _installed():
         if point.name == name:
             return cast(Backend, point.load())
-    from deploykit.job.spelling import did_you_mean
-
     known = list(names())
     raise UsageError(
         f"unknown backend {name!r}",
@@ -475,8 +475,6 @@ def missing_data(job: JobSpec) -> Iterator[tuple[str, str, str]]:
     """The folders of `data` that this machine does not have: path, message, hint."""
     for name, location in job.data.items():
         if not paths.is_address(location) and not os.path.exists(location):  # noqa: PTH110 - too long
-            from deploykit.job import presence  # only where something is wrong
-
             message = f"{location} was not found on this machine"
             yield f"data.{name}", message, presence.near_folder(location)
 
@@ -486,12 +484,8 @@ def check_program(job: JobSpec, python: Path | None = None) -> Iterator[Problem]
 
     `python` runs the job, where it is on this machine.
     """
-    from deploykit.job import own_processes  # a plan that was checked needs it no more
-
     yield from own_processes.check(job)
     if job.entrypoint.module is not None:
-        from deploykit.job import presence  # few jobs run a module
-
         yield from presence.check_module(job, python)
 
 
@@ -571,6 +565,6 @@ def _py_spy() -> str | None:
 
 
 def _installed() -> Iterator[Any]:
-    from importlib.metadata import entry_points
+    from importlib.metadata import entry_points  # 25 ms, for backends of other packages only
 
     return iter(entry_points(group=_GROUP))

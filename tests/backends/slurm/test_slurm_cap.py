@@ -47,7 +47,7 @@ def submit(capsys, seconds):
 
 
 def test_it_saves_stops_in_time_and_is_not_requeued(cluster, project, capsys, monkeypatch):
-    monkeypatch.setattr(cap, "_LEAST", 30)
+    monkeypatch.setattr(cap, "_MIN_SECONDS", 30)
     (project / "train.py").write_text(PROGRAM)
     for seconds in SECONDS:
         row = submit(capsys, seconds)
