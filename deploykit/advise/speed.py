@@ -271,7 +271,7 @@ class _Traffic:
     def transfers(self) -> Iterator[Transfer]:
         """Every transfer of a step."""
         if self.config.tensor > 1:
-            yield self._around(self._ring("tensor"))
+            yield self._around(self._tensor())
         if self.config.pipeline > 1:
             yield self._pipeline()
         for name in COLLECTIVES[self.config.strategy]:
@@ -289,10 +289,7 @@ class _Traffic:
         them; ZeRO-1 then broadcasts the weights that each rank updated. ZeRO gathers the weights in
         the forward and, unless ZeRO-2 keeps them, the backward pass of each micro-batch
         (https://arxiv.org/abs/1910.02054, section 7). Rows of a sharded table go to the ranks that
-        look them up, their gradients back (https://arxiv.org/abs/1906.00091, section 4). Tensor
-        parallelism has two all-gathers and two reduce-scatters of a block's activations in each
-        direction, and again when they are recomputed (https://arxiv.org/abs/2205.05198, section
-        4.2); selective checkpointing repeats the all-gathers only.
+        look them up, their gradients back (https://arxiv.org/abs/1906.00091, section 4).
         """
         model, training, config = self.model, self.training, self.config
         weight, compute = WEIGHT_BYTES[training.precision], COMPUTE_BYTES[training.precision]
@@ -330,18 +327,26 @@ class _Traffic:
                 what = "rows" if name == "all-to-all" else "gradients of rows"
                 return _Ring(f"{what} (all-to-all)", rows, overlap=0, **data)
             case _:
-                repeats = 12 if config.checkpointing else 10 if config.selective else 8
-                calls = repeats * config.micro_batches * stage.blocks
-                tokens = Activations(model, training, config).micro_tokens
-                return _Ring(
-                    "activations (tensor parallel)",
-                    tokens * model.width * compute,
-                    ranks=config.tensor,
-                    stride=1,
-                    rounds=calls,
-                    calls=calls,
-                    overlap=0,
-                )
+                raise ValueError(name)
+
+    def _tensor(self) -> _Ring:
+        """Two all-gathers and two reduce-scatters of a block's activations in each direction, and
+        again when they are recomputed (https://arxiv.org/abs/2205.05198, section 4.2); selective
+        checkpointing repeats the all-gathers only.
+        """
+        model, training, config = self.model, self.training, self.config
+        repeats = 12 if config.checkpointing else 10 if config.selective else 8
+        calls = repeats * config.micro_batches * next(stages(model, config.pipeline)).blocks
+        tokens = Activations(model, training, config).micro_tokens
+        return _Ring(
+            "activations (tensor parallel)",
+            tokens * model.width * COMPUTE_BYTES[training.precision],
+            ranks=config.tensor,
+            stride=1,
+            rounds=calls,
+            calls=calls,
+            overlap=0,
+        )
 
     def _gradients(self, size: int) -> _Ring:
         """The all-reduce of replicated gradients."""
