@@ -282,7 +282,7 @@ class _Traffic:
         if self.config.offload:
             yield self._offload()
 
-    def _ring(self, name: str) -> _Ring:  # noqa: PLR0911 - a table
+    def _ring(self, name: str) -> _Ring:
         """The bytes of each collective.
 
         Gradients are averaged after the last micro-batch only, so only its backward pass hides
