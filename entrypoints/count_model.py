@@ -43,17 +43,23 @@ def main() -> None:
     kind, _, given = description.partition(":")
     if not function:
         counts = of_configuration(name)
-    elif kind == "task":
-        task = getattr(importlib.import_module(module), function)(Given(**json.loads(given)))
-        counts = of_task(name, task)
     else:
         build = getattr(importlib.import_module(module), function)
-        with torch.device("meta"):
-            model = build()
-        counts = count(_checked(name, model))
-        if description:
-            counts["sample"] = _try_sample(model, partial(_inputs, description), description)
+        if kind == "task":
+            counts = of_task(name, build(Given(**json.loads(given))))
+        else:
+            counts = of_function(name, build, description)
     print(json.dumps(counts))
+
+
+def of_function(name: str, build: Callable[[], Any], description: str) -> dict[str, Any]:
+    """The counts of the model that a function builds, and with a description those of a sample."""
+    with torch.device("meta"):
+        model = build()
+    counts = count(_checked(name, model))
+    if description:
+        counts["sample"] = _try_sample(model, partial(_inputs, description), description)
+    return counts
 
 
 def of_configuration(name: str) -> dict[str, Any]:
