@@ -66,7 +66,7 @@ def of_configuration(name: str) -> dict[str, Any]:
     """The counts of a language model of Hugging Face, whose weights are not downloaded."""
     transformers: Any = importlib.import_module("transformers")
     try:
-        config = transformers.AutoConfig.from_pretrained(name)
+        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError) as error:  # unknown name, no network, not a language model
