@@ -1,14 +1,15 @@
-"""Count a model's parameters without allocating them: ``count_model.py module:function [SAMPLE]``.
+"""Count a model's parameters without allocating them: ``count_model.py MODEL [SAMPLE]``.
 
-The function is called with PyTorch's meta device as the default, on which tensors have shapes but
-no data (https://docs.pytorch.org/docs/stable/meta.html). Prints one line of JSON: name and shape of
-the parameters of the embeddings, of one of the repeated blocks and of the rest, the number of
-blocks, and whether a layer shares the embedding's weights. With a SAMPLE, ``3x224x224`` or
-``tokens:1024``, the model also takes a step on it, and the line has what one more sample costs.
-With ``task:{"sequence": 64}`` the function is one for the trainer's ``--task``: it gets these
-options, and the sample is the first of the task's training data. `deploykit advise --model`
-or ``--task`` runs this file, because deploykit itself does not use PyTorch. It imports nothing of
-the trainer: the user's folder may have a copy of that, with changes.
+MODEL is ``module:function``, which is called with PyTorch's meta device as the default, on which
+tensors have shapes but no data (https://docs.pytorch.org/docs/stable/meta.html), or the name or
+folder of a language model for Hugging Face's transformers, of which only the configuration is read.
+Prints one line of JSON: name and shape of the parameters of the embeddings, of one of the repeated
+blocks and of the rest, the number of blocks, and whether a layer shares the embedding's weights.
+With a SAMPLE, ``3x224x224`` or ``tokens:1024``, the model of a function also takes a step on it,
+and the line has what one more sample costs. With ``task:{"sequence": 64}`` the function is one for
+the trainer's ``--task``: it gets these options, and the sample is the first of the task's training
+data. `deploykit advise --model` or ``--task`` runs this file, because deploykit itself does not use
+PyTorch. It imports nothing of the trainer: the user's folder may have a copy of that, with changes.
 """
 
 from __future__ import annotations
@@ -39,18 +40,45 @@ def main() -> None:
     name, description = (*sys.argv[1:], "")[:2]
     module, _, function = name.partition(":")
     sys.path.insert(0, str(Path.cwd()))
-    build = getattr(importlib.import_module(module), function)
     kind, _, given = description.partition(":")
-    if kind == "task":
-        task = build(Given(**json.loads(given)))
-        counts = of_task(name, task)
+    if not function:
+        counts = of_configuration(name)
     else:
-        with torch.device("meta"):
-            model = build()
-        counts = count(_checked(name, model))
-        if description:
-            counts["sample"] = _try_sample(model, partial(_inputs, description), description)
+        build = getattr(importlib.import_module(module), function)
+        if kind == "task":
+            counts = of_task(name, build(Given(**json.loads(given))))
+        else:
+            counts = of_function(name, build, description)
     print(json.dumps(counts))
+
+
+def of_function(name: str, build: Callable[[], Any], description: str) -> dict[str, Any]:
+    """The counts of the model that a function builds, and with a description those of a sample."""
+    with torch.device("meta"):
+        model = build()
+    counts = count(_checked(name, model))
+    if description:
+        counts["sample"] = _try_sample(model, partial(_inputs, description), description)
+    return counts
+
+
+def of_configuration(name: str) -> dict[str, Any]:
+    """The counts of a language model of Hugging Face, whose weights are not downloaded."""
+    transformers: Any = importlib.import_module("transformers")
+    try:
+        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config)
+    except (OSError, ValueError) as error:  # unknown name, no network, not a language model
+        sys.exit(str(error))
+    text = config.get_text_config()
+    heads = text.num_attention_heads
+    return {
+        **count(model),
+        "heads": heads,
+        "kv_heads": getattr(text, "num_key_value_heads", None) or heads,
+        "length": getattr(text, "max_position_embeddings", None) or 0,
+    }
 
 
 def _checked(name: str, model: object) -> nn.Module:

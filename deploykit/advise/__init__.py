@@ -4,11 +4,10 @@
 """
 
 from deploykit.advise import gpus
-from deploykit.advise.architectures import gpt, gpt_of_size
 from deploykit.advise.chooser import Advice, Candidate, advise
 from deploykit.advise.gpus import Gpu
-from deploykit.advise.model_shape import Model
-from deploykit.advise.workload import Cluster, ParallelConfig, Training
+from deploykit.advise.models import Model, gpt, gpt_of_size
+from deploykit.advise.strategies import Cluster, ParallelConfig, Training
 
 __all__ = [
     "Advice",

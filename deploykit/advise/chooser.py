@@ -28,23 +28,32 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from deploykit.advise.configs import FOR_TEACHING, STRATEGIES, configs
 from deploykit.advise.memory import Memory, memory
-from deploykit.advise.model_shape import Model
-from deploykit.advise.traffic import Step, step
-from deploykit.advise.workload import Cluster, ParallelConfig, Strategy, Training
+from deploykit.advise.models import Model
+from deploykit.advise.speed import Step, step
+from deploykit.advise.strategies import (
+    FOR_TEACHING,
+    STRATEGIES,
+    Cluster,
+    ParallelConfig,
+    Strategy,
+    Training,
+    configs,
+)
 
 Case = Literal["each", "sharded", "layer"]
-_TIGHT = 0.9
+_TIGHT_SHARE = 0.9
 """Share of the memory above which a configuration is tight (rule 1)."""
 _WORTH_SPLITTING = 1.5
 """How much faster it must be to split layers (rule 2)."""
 _TOLERANCE = 1.1
 """Estimates within this factor count as equal; then the simpler strategy wins (rule 3)."""
-WIDE_SHARDING = 32
+_WIDE_SHARDING = 32
 """Nodes up to which sharding alone is preferred (rule 4)."""
 _WORTH_STAGES = 1.25
 """How much longer three dimensions may take beyond that (rule 4)."""
+_SAME_TIME = 0.97
+"""Times within this ratio are called about equal."""
 _MAX_NODES = 1024
 
 
@@ -95,6 +104,31 @@ class Advice:
         """The candidate of a strategy; None if the cluster does not allow the strategy."""
         return next((each for each in self.candidates if each.strategy == strategy), None)
 
+    def verdict(self, each: Candidate) -> str:
+        """Why a candidate is not the best, by the first rule that applies."""
+        best = self.best
+        if best is None or not each.fits:
+            return "fits" if each.fits else "does not fit"
+        ratio = each.step.seconds / best.step.seconds
+        if each is best:
+            return "best"
+        if each.strategy in FOR_TEACHING:
+            return "for teaching"
+        reasons = []
+        if each.config.lora and not best.config.lora:
+            reasons.append("trains adapters only")
+        elif each.tight and not best.tight:
+            reasons.append("fills over 90% of the memory")
+        elif each.splits and not best.splits:
+            reasons.append("splits layers")
+        elif each.reach > _WIDE_SHARDING >= best.reach:
+            reasons.append(f"shards over {each.reach} nodes")
+        elif ratio <= 1 / _SAME_TIME:
+            reasons.append("more complex")
+        if not _SAME_TIME <= ratio <= 1 / _SAME_TIME:
+            reasons.append(f"{1 - ratio:.0%} faster" if ratio < 1 else f"{ratio - 1:.0%} slower")
+        return ", ".join(reasons)
+
 
 def advise(
     model: Model,
@@ -124,22 +158,21 @@ def _candidates(
     else the one with least memory.
     """
     by_strategy: dict[Strategy, Candidate] = {}
+    capacity = cluster.gpu.memory
     for config in filter(allowed, configs(model, training, cluster)):
-        new = _candidate(model, training, cluster, config)
+        need = memory(model, training, config, capacity)
+        new = Candidate(
+            config,
+            need,
+            step(model, training, cluster, config),
+            fits=need.total <= capacity,
+            tight=need.total > _TIGHT_SHARE * capacity,
+            reach=max(1, config.shards * config.tensor // cluster.gpus_per_node),
+        )
         old = by_strategy.get(config.strategy)
         if old is None or _order(new) < _order(old):
             by_strategy[config.strategy] = new
     return [by_strategy[name] for name in STRATEGIES if name in by_strategy]
-
-
-def _candidate(
-    model: Model, training: Training, cluster: Cluster, config: ParallelConfig
-) -> Candidate:
-    need = memory(model, training, config, cluster.gpu.memory)
-    fits, roomy = (need.total <= share * cluster.gpu.memory for share in (1, _TIGHT))
-    reach = max(1, config.shards * config.tensor // cluster.gpus_per_node)
-    seconds = step(model, training, cluster, config)
-    return Candidate(config, need, seconds, fits, tight=not roomy, reach=reach)
 
 
 def _order(each: Candidate) -> tuple[bool, bool, bool, float]:
@@ -168,35 +201,30 @@ def _best(left: Sequence[Candidate]) -> Candidate:
     pool = whole or roomy
     fastest = min(each.step.seconds for each in pool)
     best = next(each for each in pool if each.step.seconds <= _TOLERANCE * fastest)
-    return _closer(best, pool) or best
-
-
-def _closer(best: Candidate, pool: Sequence[Candidate]) -> Candidate | None:
-    """Three dimensions in place of sharding over many nodes (rule 4)."""
-    if not best.splits or best.reach <= WIDE_SHARDING:
-        return None
-    limit = _WORTH_STAGES * best.step.seconds
-    stages = [each for each in pool if each.strategy == "pp-fsdp-tp" and each.step.seconds <= limit]
-    return next((each for each in stages if each.reach <= WIDE_SHARDING), None)
+    if best.splits and best.reach > _WIDE_SHARDING:  # three dimensions instead (rule 4)
+        limit = _WORTH_STAGES * best.step.seconds
+        for each in pool:
+            narrow = each.strategy == "pp-fsdp-tp" and each.reach <= _WIDE_SHARDING
+            if narrow and each.step.seconds <= limit:
+                return each
+    return best
 
 
 def _case(
     model: Model, training: Training, cluster: Cluster, candidates: Sequence[Candidate]
 ) -> Case:
-    replicated = {"single", "ddp"}
-    if any(
-        each.fits for each in candidates if each.strategy in replicated and not each.config.lora
-    ):
+    replicas = [each for each in candidates if each.strategy in {"single", "ddp"}]
+    if any(each.fits and not each.config.lora for each in replicas):
         return "each"
-    return "sharded" if layer_memory(model, training) <= cluster.gpu.memory else "layer"
-
-
-def layer_memory(model: Model, training: Training) -> int:
-    """Bytes of the largest layer alone, gathered on one GPU, with one sample."""
-    one = dataclasses.replace(training, batch=1)
+    # the largest layer alone, gathered on one GPU, with one sample
     config = ParallelConfig("zero3", checkpointing=True)
-    need = memory(dataclasses.replace(model, layers=1), one, config, 0)
-    return need.total - need.parameters - need.gradients - need.optimizer
+    one_layer, one_sample = (
+        dataclasses.replace(model, layers=1),
+        dataclasses.replace(training, batch=1),
+    )
+    need = memory(one_layer, one_sample, config, 0)
+    size = need.total - need.parameters - need.gradients - need.optimizer
+    return "sharded" if size <= cluster.gpu.memory else "layer"
 
 
 def _enough(

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 STAND_IN = "a100-40gb"
 """The GPU whose speed is assumed for an unknown one."""
@@ -53,46 +53,25 @@ class Gpu:
 def known() -> Mapping[str, Gpu]:
     """Every GPU of gpus.toml, by name."""
     tree = tomllib.loads(_FILE.read_text(encoding="utf-8"))
-    return {name: _gpu(name, **values) for name, values in tree.items()}
+    return {name: _gpu(name, values) for name, values in tree.items()}
 
 
-def _gpu(  # noqa: PLR0913 - the keys of the file
-    name: str,
-    *,
-    label: str,
-    memory: float,
-    tflops: Mapping[str, float],
-    matmul: float,
-    attention: float,
-    bandwidth: float,
-    nvlink: float,
-    pcie: float,
-    prices: str,
-    source: str,
-) -> Gpu:
-    return Gpu(
-        name,
-        label,
-        memory=int(memory * _GIB),
-        flops={precision: rate * _TERA for precision, rate in tflops.items()},
-        matmul=matmul,
-        attention=attention,
-        bandwidth=bandwidth * _GIGA,
-        nvlink=nvlink * _GIGA,
-        pcie=pcie * _GIGA,
-        prices=prices,
-        source=source,
-    )
+def _gpu(name: str, values: dict[str, Any]) -> Gpu:
+    """A GPU from the units of the file."""
+    rates = {link: values.pop(link) * _GIGA for link in ("bandwidth", "nvlink", "pcie")}
+    memory = int(values.pop("memory") * _GIB)
+    flops = {precision: rate * _TERA for precision, rate in values.pop("tflops").items()}
+    return Gpu(name, memory=memory, flops=flops, **rates, **values)
 
 
 def find(name: str) -> Gpu | None:
     """Look up a GPU, ignoring case and punctuation: ``a100-40gb``, ``A100 40GB``."""
-    key = _normalized(name)
-    return next((gpu for other, gpu in known().items() if _normalized(other) == key), None)
 
+    def normalized(text: str) -> str:
+        return "".join(letter for letter in text.lower() if letter.isalnum())
 
-def _normalized(name: str) -> str:
-    return "".join(letter for letter in name.lower() if letter.isalnum())
+    matches = (gpu for key, gpu in known().items() if normalized(key) == normalized(name))
+    return next(matches, None)
 
 
 def unknown(name: str) -> Gpu:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from deploykit.advise import gpus, measured_model, workload
-from deploykit.advise.architectures import gpt, gpt_of_size
-from deploykit.advise.gpus import Gpu
-from deploykit.advise.model_shape import Model
-from deploykit.advise.workload import Cluster, Training
+from deploykit.advise import gpus, strategies
+from deploykit.advise.models import Model, counted, gpt, gpt_of_size
+from deploykit.advise.strategies import Cluster, Training
 from deploykit.job.decode import Bounds, Help, Pattern, Plain, Quantity, Size, decode
 from deploykit.job.model import Problem
 from deploykit.job.spelling import did_you_mean
+from deploykit.lib import units
 from deploykit.lib.errors import UsageError
 
 _SCALES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _COUNT = re.compile(r"(\d+(?:[._]\d+)*)([KMBT]?)", re.IGNORECASE)
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([MGT])(b|B)(?:/s|ps)", re.IGNORECASE)
 _POWERS = {"M": 10**6, "G": 10**9, "T": 10**12}
+_SAMPLES_PER_GPU = 8
+"""In a step, unless --batch-size is given."""
+_SEQUENCE = 2048
+"""Tokens of a sample, unless --sequence or the model gives it."""
 _BYTE_VOCABULARY = 256
 """Vocabulary of the reference trainer, which reads bytes."""
 _DEFAULT_VOCABULARY = 32_000
@@ -48,6 +52,10 @@ def _rate(text: str) -> int:
 COUNT = Quantity("a number such as 7B, 350M or 124439808", _COUNT.pattern, _count)
 RATE = Quantity("a speed such as 25Gb/s (bits) or 12GB/s (bytes)", _RATE.pattern, _rate)
 _FUNCTION = Pattern(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", "module:function")
+_MODEL = Pattern(
+    r"[A-Za-z_][\w.]*:[A-Za-z_]\w*|[\w./~-]*[\w-]",
+    "module:function, or a model of Hugging Face such as Qwen/Qwen3-8B",
+)
 _POSITIVE = Bounds(1, 1_000_000)
 
 
@@ -56,8 +64,10 @@ class AdviseOptions:
     """The options; ``batch_size`` is ``--batch-size``."""
 
     gpu: Annotated[str | None, Help("GPU type, or cpu; --list shows the known ones.")] = None
-    batch_size: Annotated[int | None, Help("Samples per step, over all ranks."), _POSITIVE] = None
-    sequence: Annotated[int | None, Help("Tokens per sample."), _POSITIVE] = None
+    batch_size: Annotated[
+        int | None, Help("Samples per step, over all ranks. Default: 8 per GPU."), _POSITIVE
+    ] = None
+    sequence: Annotated[int | None, Help("Tokens per sample. Default: 2048."), _POSITIVE] = None
     parameters: Annotated[
         int | None,
         COUNT,
@@ -74,14 +84,17 @@ class AdviseOptions:
     ] = None
     model: Annotated[
         str | None,
-        Help("module:function that builds a model; it is built on the meta device."),
-        _FUNCTION,
+        Help(
+            "module:function that builds a model, or the name of one on Hugging Face, such as "
+            "Qwen/Qwen3-8B; it is built on the meta device."
+        ),
+        _MODEL,
     ] = None
     precision: Annotated[
-        workload.Precision,
+        strategies.Precision,
         Help("fp32; bf16 or fp16 (weights in fp32, compute in 16 bits); or pure-bf16."),
     ] = "bf16"
-    optimizer: Annotated[workload.Optimizer, Help("adamw, sgd or sgd-momentum.")] = "adamw"
+    optimizer: Annotated[strategies.Optimizer, Help("adamw, sgd or sgd-momentum.")] = "adamw"
     task: Annotated[
         str | None,
         Help("module:function of the trainer's --task: its model and a sample of its data."),
@@ -114,7 +127,7 @@ class AdviseOptions:
         Literal["nvlink", "pcie"] | None, Help("Link between the GPUs of a node: nvlink or pcie.")
     ] = None
     fabric: Annotated[
-        workload.Fabric, Help("Network between the nodes: tcp, efa or infiniband.")
+        strategies.Fabric, Help("Network between the nodes: tcp, efa or infiniband.")
     ] = "tcp"
     bandwidth: Annotated[
         int | None, RATE, Help("Network bandwidth of one node, such as 100Gb/s."), Bounds(1)
@@ -126,81 +139,102 @@ def read(arguments: Mapping[str, str]) -> AdviseOptions:
     given = {name: Plain(text) for name, text in arguments.items()}
     decoded, problems = decode(AdviseOptions, given)
     bad = {problem.path for problem in problems}
-    problems = [*problems, *_problems(decoded or _valid_part(given, bad), bad)]
+    if decoded is None:  # check the valid ones too
+        valid = {name: text for name, text in given.items() if name not in bad}
+        checked = decode(AdviseOptions, valid)[0] or AdviseOptions()
+    else:
+        checked = decoded
+    problems = [*problems, *_problems(checked, bad)]
     if problems or decoded is None:
-        raise _usage_error(problems)
+        renamed = [
+            problem._replace(path=f"--{problem.path.replace('_', '-')}") for problem in problems
+        ]
+        count = units.plural(len(problems), "problem")
+        raise UsageError(f"advise: {count}", problems=renamed)
     return decoded
-
-
-def _valid_part(given: Mapping[str, str], bad: set[str]) -> AdviseOptions:
-    """The options that could be decoded, so that they can be checked too."""
-    decoded, _ = decode(AdviseOptions, {name: given[name] for name in given if name not in bad})
-    return decoded or AdviseOptions()
-
-
-def _usage_error(problems: list[Problem]) -> UsageError:
-    count = len(problems)
-    renamed = [problem._replace(path=f"--{problem.path.replace('_', '-')}") for problem in problems]
-    return UsageError(f"advise: {count} problem{'s' if count != 1 else ''}", problems=renamed)
 
 
 def _problems(options: AdviseOptions, bad: set[str]) -> Iterator[Problem]:
     """Missing options and conflicts; options in `bad` have a problem already."""
-    required = [("batch_size", "64")]
-    has_shape = options.input or options.task or bad & {"input", "task"}
-    required += [] if has_shape else [("sequence", "1024")]
     if options.input and options.model is None and "model" not in bad:
         yield Problem("input", "describes a sample for a model of yours", "give --model too")
-    for name, example in required:
-        if getattr(options, name) is None and name not in bad:
-            yield Problem(name, "is required", f"for example {example}")
-    yield from _gpu_problems(options, bad)
-    yield from _model_problems(options, bad)
-
-
-def _gpu_problems(options: AdviseOptions, bad: set[str]) -> Iterator[Problem]:
     known = gpus.known()
     if options.gpu is None:
-        if options.gpu_memory is None and "gpu_memory" not in bad:
+        if options.gpu_memory is None and not bad & {"gpu", "gpu_memory"}:
             yield Problem("gpu", "is required", f"one of {', '.join(known)}; or --gpu-memory 80GiB")
     elif gpus.find(options.gpu) is None and options.gpu_memory is None:
         near = [name for name in known if name.startswith(options.gpu.lower())]
         hint = " or ".join(near) or did_you_mean(options.gpu, known)
         hint = hint or f"one of {', '.join(known)}; give --gpu-memory for another"
         yield Problem("gpu", f"unknown GPU {options.gpu!r}", hint)
-
-
-def _model_problems(options: AdviseOptions, bad: set[str]) -> Iterator[Problem]:
     shape = options.layers is not None and options.width is not None
     if bad & {"parameters", "layers", "width", "model", "task"} or options.task:
         return
     if options.parameters is None and not shape and options.model is None:
-        hint = "--parameters 7B, or --layers and --width, or --model module:function"
+        hint = "--parameters 7B, or --layers and --width, or --model with a function or a name"
         yield Problem("parameters", "the size of the model is required", hint)
     elif options.width and options.heads and options.width % options.heads:
-        yield Problem(
-            "heads", f"a width of {options.width} is not divisible by {options.heads} heads"
-        )
+        message = f"a width of {options.width} is not divisible by {options.heads} heads"
+        yield Problem("heads", message)
 
 
 def workload_of(options: AdviseOptions) -> tuple[Model, Training, Cluster]:
     """Convert the options for `advise`. Raises UsageError if the model cannot be built."""
     model = _model(options)
-    return model, _training(options, options.sequence or model.length or 1), _cluster(options)
+    if options.input:
+        usual = 1
+    elif options.task:
+        usual = model.length or 1
+    else:
+        usual = min(_SEQUENCE, model.length or _SEQUENCE)
+    switches = {"auto": None, "on": True, "off": False}
+    adapters = {None: False, "full": False, "lora": True, "auto": None}
+    recompute = options.checkpoint_activations
+    known = gpus.find(options.gpu or "")
+    gpu = known or gpus.unknown(options.gpu or "GPU")
+    if options.gpu_memory:
+        gpu = dataclasses.replace(gpu, memory=options.gpu_memory)
+    cluster = Cluster(
+        gpu,
+        gpus_per_node=options.gpus_per_node,
+        nodes=options.nodes,
+        link=options.link or gpu.link,
+        fabric=options.fabric,
+        bandwidth=options.bandwidth or strategies.FABRICS[options.fabric],
+    )
+    training = Training(
+        options.batch_size or _SAMPLES_PER_GPU * cluster.world,
+        options.sequence or usual,
+        precision=options.precision,
+        optimizer=options.optimizer,
+        checkpointing="selective" if recompute == "selective" else switches[recompute],
+        offload=switches[options.offload],
+        on_cpu=options.gpu == "cpu",
+        lora=adapters[options.finetune],
+        compiled=options.compile == "on",
+    )
+    return model, training, cluster
+
+
+def assumed(options: AdviseOptions, training: Training) -> str:
+    """The sentence that states the defaults of --batch-size and --sequence; empty if not used."""
+    values = []
+    if options.batch_size is None:
+        values.append(f"--batch-size {training.batch} ({_SAMPLES_PER_GPU} per GPU)")
+    if options.sequence is None and not (options.input or options.task):
+        values.append(f"--sequence {training.sequence}")
+    return f"Assumed: {' and '.join(values)}; set them to yours." if values else ""
 
 
 def _model(options: AdviseOptions) -> Model:
-    positions = options.sequence or 0
     if options.task is not None:
         names = ("sequence", "batch_size", "layers", "width", "heads")
         given = {name: getattr(options, name) for name in names}
         given = {name: value for name, value in given.items() if value is not None}
-        return measured_model.measure_task(options.task, given, heads=options.heads)
+        return counted(options.task, f"task:{json.dumps(given)}", heads=options.heads)
+    sequence = options.sequence or _SEQUENCE
     if options.model is not None:
-        shape = [int(size) for size in (options.input or "").split("x") if size]
-        return measured_model.measure(
-            options.model, heads=options.heads, sample=shape, sequence=options.sequence
-        )
+        return counted(options.model, options.input or f"tokens:{sequence}", heads=options.heads)
     if options.parameters is None:
         width = options.width or 0
         return gpt(
@@ -208,7 +242,7 @@ def _model(options: AdviseOptions) -> Model:
             width=width,
             heads=options.heads or max(1, width // 64),
             vocabulary=options.vocabulary or _BYTE_VOCABULARY,
-            positions=positions,
+            positions=sequence,
         )
     return gpt_of_size(
         options.parameters,
@@ -216,40 +250,5 @@ def _model(options: AdviseOptions) -> Model:
         width=options.width,
         heads=options.heads,
         vocabulary=options.vocabulary or _DEFAULT_VOCABULARY,
-        positions=positions,
+        positions=sequence,
     )
-
-
-def _training(options: AdviseOptions, sequence: int) -> Training:
-    choice = {"auto": None, "on": True, "off": False}
-    adapters = {None: False, "full": False, "lora": True, "auto": None}
-    recompute = options.checkpoint_activations
-    return Training(
-        options.batch_size or 0,
-        sequence,
-        precision=options.precision,
-        optimizer=options.optimizer,
-        checkpointing="selective" if recompute == "selective" else choice[recompute],
-        offload=choice[options.offload],
-        on_cpu=options.gpu == "cpu",
-        lora=adapters[options.finetune],
-        compiled=options.compile == "on",
-    )
-
-
-def _cluster(options: AdviseOptions) -> Cluster:
-    gpu = _gpu(options)
-    return Cluster(
-        gpu,
-        gpus_per_node=options.gpus_per_node,
-        nodes=options.nodes,
-        link=options.link or gpu.link,
-        fabric=options.fabric,
-        bandwidth=options.bandwidth or workload.FABRICS[options.fabric],
-    )
-
-
-def _gpu(options: AdviseOptions) -> Gpu:
-    known = gpus.find(options.gpu or "")
-    gpu = known or gpus.unknown(options.gpu or "GPU")
-    return dataclasses.replace(gpu, memory=options.gpu_memory) if options.gpu_memory else gpu

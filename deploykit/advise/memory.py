@@ -2,6 +2,12 @@
 
 Every part has its own formula and source. `tests/advise` compares them with what torch allocates:
 parameters, gradients and optimizer states within 5%, activations within 20%.
+
+Activations are those that a rank keeps from the forward to the backward pass, counted tensor by
+tensor for the reference trainer's block, as Korthikanti et al. do for theirs
+(https://arxiv.org/abs/2205.05198, section 4), with two differences: no dropout, and attention by
+scaled_dot_product_attention, which keeps no scores
+(https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html).
 """
 
 from __future__ import annotations
@@ -12,9 +18,8 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from deploykit.advise import activations
-from deploykit.advise.model_shape import Layer, Model
-from deploykit.advise.workload import (
+from deploykit.advise.models import Layer, Model, Sample
+from deploykit.advise.strategies import (
     COMPUTE_BYTES,
     FULLY_SHARDED,
     KEPT_GATHERED,
@@ -23,12 +28,21 @@ from deploykit.advise.workload import (
     Training,
 )
 
-_GIB = 1024**3
-_CONTEXT = _GIB
-"""Bytes of the CUDA context with its kernels, cuBLAS's workspaces (32 MiB on Hopper, see
+_STATISTIC_BYTES = 4
+"""Of a mean, a standard deviation or a log-sum-exp, which stay in fp32."""
+_INDEX_BYTES = 8
+_LOGIT_BYTES = 4
+_LOSS_COPIES = {False: 3, True: 2}
+"""Tensors as large as the logits while the loss is differentiated: the log-probabilities, their
+gradient and that of the logits. torch.compile (True) fuses the first two."""
+_SPLIT_LOSS_COPIES = 4
+"""With loss_parallel, which takes separate steps: the log-probabilities, their exponential, the
+mask of the targets, and the sum of these two (torch/distributed/tensor/parallel/loss.py)."""
+_CONTEXT_BYTES = 1024**3
+"""Of the CUDA context with its kernels, cuBLAS's workspaces (32 MiB on Hopper, see
 https://docs.pytorch.org/docs/stable/notes/cuda.html) and NCCL's buffers. An estimate, not
 measured."""
-_FRAGMENTED = 0.05
+_FRAGMENTED_SHARE = 0.05
 """Share of a GPU's memory that the caching allocator loses to fragmentation. An estimate."""
 _STATES = {"adamw": 2, "sgd": 0, "sgd-momentum": 1}
 """Tensors that an optimizer keeps for each weight, in the weight's precision
@@ -36,8 +50,144 @@ _STATES = {"adamw": 2, "sgd": 0, "sgd-momentum": 1}
 _LORA_RANK = 16
 """Rank of LoRA's matrices, a common choice; small ranks are enough
 (https://arxiv.org/abs/2106.09685, section 7.2)."""
-_REDUCED_BYTES = 4
+REDUCED_BYTES = 4
 """Gradients are reduced in fp32, so that results do not depend on the configuration."""
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Activations of a rank, in bytes."""
+
+    model: Model
+    training: Training
+    config: ParallelConfig
+
+    def of_stage(self, blocks: int, stage: int) -> int:
+        """`blocks` blocks on a pipeline stage, with all micro-batches in flight there.
+
+        With checkpointing a block keeps only its input, with selective checkpointing also the
+        outputs of attention and of every other product, as torchtitan does by operator: query,
+        value, the MLP's first and last.
+        """
+        config, model = self.config, self.model
+        if model.sample is not None:
+            return self.in_flight(stage) * self._sampled(model.sample)
+        if config.checkpointing:
+            block: float = self._residual
+        elif config.selective:
+            outputs = (3 + model.kv_share) * model.width + model.feedforward
+            statistics = model.heads * _STATISTIC_BYTES
+            block = self._residual + (outputs * self._size + statistics) / config.tensor
+        else:
+            block = self._block
+        kept = int(self.in_flight(stage) * blocks * self.micro_tokens * block)
+        # the token's index; the head's norm and Linear, whose input tensor parallelism gathers
+        head = self._norm_input + model.width * self._size
+        last = stage == config.pipeline - 1
+        ends = (stage == 0) * _INDEX_BYTES + last * (head + 2 * _STATISTIC_BYTES + _INDEX_BYTES)
+        return kept + self.micro_tokens * int(ends)
+
+    def in_flight(self, stage: int) -> int:
+        """Micro-batches between their forward and backward passes on stage i of p: up to p - i in
+        the 1F1B schedule (https://arxiv.org/abs/2104.04473, section 2.2).
+        """
+        return min(self.config.micro_batches, self.config.pipeline - stage)
+
+    @property
+    def recomputed(self) -> int:
+        """A checkpointed block while its backward pass runs.
+
+        It is what the block would keep without checkpointing, the gradient of its output, and that
+        of the MLP's inner tensor.
+        """
+        config, model = self.config, self.model
+        if model.sample is not None:
+            return config.checkpointing * self._sampled(model.sample)
+        gradients = (model.width + model.feedforward) * self._size / config.tensor
+        again = config.checkpointing or config.selective
+        return int(again * self.micro_tokens * (self._block + gradients))
+
+    @property
+    def logits(self) -> int:
+        """The peak of the logits of one micro-batch and of their copies in the loss.
+
+        Cross-entropy is computed in fp32, as autocast does
+        (https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference). nn.DataParallel
+        collects the logits of all GPUs on the first one. Tensor parallelism with `loss_parallel`
+        splits them.
+        """
+        share = self.config.data if self.config.strategy == "dp" else 1
+        copies: float = _LOSS_COPIES[self.training.compiled]
+        if self.config.tensor > 1 and self.training.loss_parallel:
+            copies = _SPLIT_LOSS_COPIES / self.config.tensor
+        return int(share * self.micro_tokens * self.model.vocabulary * _LOGIT_BYTES * copies)
+
+    @property
+    def boundary(self) -> int:
+        """The tensor that one micro-batch passes from one layer to the next."""
+        return int(self.micro_tokens * self._residual)
+
+    @property
+    def micro_tokens(self) -> int:
+        """Tokens (not bytes) of one micro-batch on one rank, rounded up."""
+        return -(-self.training.tokens // (self.config.data * self.config.micro_batches))
+
+    @property
+    def casts_weights(self) -> bool:
+        """Whether torch.autocast casts the weights; fully_shard gathers them in 16 bits instead."""
+        sharded = self.config.strategy in FULLY_SHARDED
+        return self._is_autocast and not sharded and not self.config.lora
+
+    @property
+    def _size(self) -> int:
+        return COMPUTE_BYTES[self.training.precision]
+
+    @property
+    def _is_autocast(self) -> bool:
+        return self.training.precision in {"bf16", "fp16"}
+
+    @property
+    def _block(self) -> int:
+        """One block per token, on one of `config.tensor` ranks.
+
+        Tensors of the model's width: 2 inputs of the norms; 2 inputs of query, key and value and of
+        the MLP's first layer (4 under autocast, since each Linear casts the fp32 output of a norm);
+        4 for query, key, value and the attention's output. Tensors of the MLP's width: 2 around the
+        GELU, or 4 of a gated MLP (both products, the activation, and what is multiplied). Tensor
+        parallelism with sequence parallelism splits all but the inputs of the column-wise layers,
+        which DTensor gathers and keeps whole.
+        """
+        model, tensor = self.model, self.config.tensor
+        copies = 4 if self._wide_norms else 2
+        around = 4 if model.gated else 2
+        inner = (4 * model.width + around * model.feedforward) * self._size / tensor
+        statistics = (4 + model.heads) * _STATISTIC_BYTES / tensor
+        return int(2 * self._norm_input + copies * model.width * self._size + inner + statistics)
+
+    @property
+    def _wide_norms(self) -> bool:
+        """Whether norms return fp32: under autocast on a GPU always, on a CPU if their input is
+        fp32 (https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference).
+        """
+        gathered = self.config.strategy in FULLY_SHARDED
+        return self._is_autocast and not (self.training.on_cpu and gathered)
+
+    @property
+    def _norm_input(self) -> float:
+        """The input of a norm per token."""
+        return self.model.width * (4 if self._wide_norms else self._size) / self.config.tensor
+
+    @property
+    def _residual(self) -> float:
+        """The residual stream per token, in the precision of the embedding's weights."""
+        return self.model.width * (4 if self.casts_weights else self._size) / self.config.tensor
+
+    def _sampled(self, sample: Sample) -> int:
+        """A micro-batch of a counted model; with checkpointing one layer's worth."""
+        config = self.config
+        share = self.training.batch / (config.data * config.micro_batches * config.pipeline)
+        layers = max(1, self.model.layers) if config.checkpointing else 1
+        return int(share * sample.saved * self._size / layers)
 
 
 @dataclass(frozen=True)
@@ -96,15 +246,15 @@ def memory(model: Model, training: Training, config: ParallelConfig, capacity: i
     by_stage = (
         rank_memory(model, training, config, stage) for stage in stages(model, config.pipeline)
     )
-    largest = max(by_stage, key=lambda each: each.total)
-    return dataclasses.replace(largest, reserve=_CONTEXT + int(_FRAGMENTED * capacity))
+    largest = max(by_stage, key=lambda rank: rank.total)
+    return dataclasses.replace(largest, reserve=_CONTEXT_BYTES + int(_FRAGMENTED_SHARE * capacity))
 
 
 def stages(model: Model, pipeline: int) -> Iterator[Stage]:
     """The stages of a pipeline, with equal numbers of blocks; the first ones get the remainder."""
-    each, remainder = divmod(model.layers, pipeline)
+    equal, remainder = divmod(model.layers, pipeline)
     for index in range(pipeline):
-        blocks = each + (index < remainder)
+        blocks = equal + (index < remainder)
         yield Stage(index, blocks, first=index == 0, last=index == pipeline - 1)
 
 
@@ -112,81 +262,55 @@ def rank_memory(model: Model, training: Training, config: ParallelConfig, stage:
     """The memory of a rank of this stage, without the reserve.
 
     An upper bound: all gradients are assumed to be allocated when activations peak, which is the
-    case from the second micro-batch on.
+    case from the second micro-batch on. `sharded-table` divides the table by rows and replicates
+    the rest; its gradients are those of the rows looked up, with their indices. LoRA keeps frozen
+    weights in 16 bits. FSDP2's CPUOffloadPolicy keeps sharded states in host memory
+    (https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html).
     """
+    activations = Activations(model, training, config)
+    trained, frozen = stage.size(model, config.tensor, config.shards), 0
+    gradients = trained
+    if config.lora:
+        trained, frozen = stage.adapters(model, config) // config.shards, trained
+        gradients = trained
+    elif config.strategy == "sharded-table":
+        dense = model.parameters - model.embedding.size()
+        trained = dense + model.embedding.size(1, config.data)
+        gradients = dense + 2 * training.tokens // config.data * model.width
+    elif config.tensor > 1 and stage.first and config.strategy not in FULLY_SHARDED:
+        # DTensor keeps the gradient of an embedding that is split over the vocabulary whole on
+        # every rank (observed with torch 2.13)
+        gradients += model.embedding.size() - model.embedding.size(config.tensor)
+    optimized = trained
+    if config.strategy == "zero1" and not config.lora:
+        optimized = _largest_share(model, config.data)
     weight = WEIGHT_BYTES[training.precision]
-    size = _held(model, config, stage)
-    trained, frozen = _trained(model, config, stage, size)
-    states = _STATES[training.optimizer] * weight * _optimized(model, config, trained)
-    kept = activations.of_stage(model, training, config, stage.blocks, stage.index)
-    copies = _copies(model, training, config, stage)
-    logits = activations.of_logits(model, training, config) if stage.last else 0
+    states = {
+        "parameters": trained * weight + frozen * COMPUTE_BYTES[training.precision],
+        "gradients": weight * gradients,
+        "optimizer": _STATES[training.optimizer] * weight * optimized,
+    }
+    logits = activations.logits if stage.last else 0
     # while a block is recomputed, the logits and the copies of the weights are freed already
-    recomputed = activations.recomputed(model, training, config)
-    freed = logits + copies
-    rank = Memory(
-        parameters=trained * weight + frozen * COMPUTE_BYTES[training.precision],
-        gradients=weight * _gradients(model, training, config, stage, trained),
-        optimizer=states,
-        activations=kept + max(0, recomputed - freed),
+    freed = logits + _copies(activations, stage)
+    return Memory(
+        **(dict.fromkeys(states, 0) if config.offload else states),
+        activations=activations.of_stage(stage.blocks, stage.index)
+        + max(0, activations.recomputed - freed),
         logits=logits,
-        buffers=tuple(_buffers(model, training, config, stage)),
+        buffers=tuple(_buffers(activations, stage)),
         reserve=0,
+        host=sum(states.values()) if config.offload else 0,
     )
-    return _offloaded(rank) if config.offload else rank
-
-
-def _held(model: Model, config: ParallelConfig, stage: Stage) -> int:
-    """Weights on this rank. A sharded table is divided by rows, the rest replicated."""
-    if config.strategy != "sharded-table":
-        return stage.size(model, config.tensor, config.shards)
-    table = model.embedding.size()
-    return model.parameters - table + model.embedding.size(1, config.data)
-
-
-def _trained(model: Model, config: ParallelConfig, stage: Stage, size: int) -> tuple[int, int]:
-    """Weights with gradients and states, and frozen ones, which LoRA keeps in 16 bits."""
-    if not config.lora:
-        return size, 0
-    return stage.adapters(model, config) // config.shards, size
-
-
-def _gradients(
-    model: Model, training: Training, config: ParallelConfig, stage: Stage, trained: int
-) -> int:
-    """Elements of the gradients; a sharded table has those of the rows looked up, and their
-    indices.
-    """
-    if config.strategy == "sharded-table":
-        rows = 2 * training.tokens // config.data * model.width
-        return model.parameters - model.embedding.size() + rows
-    return trained + (0 if config.lora else _whole_gradient(model, config, stage))
-
-
-def _whole_gradient(model: Model, config: ParallelConfig, stage: Stage) -> int:
-    """Elements by which a gradient exceeds its weight.
-
-    DTensor keeps the gradient of an embedding that is split over the vocabulary whole on every
-    rank (observed with torch 2.13).
-    """
-    if config.tensor == 1 or not stage.first or config.strategy in FULLY_SHARDED:
-        return 0
-    return model.embedding.size() - model.embedding.size(config.tensor)
-
-
-def _optimized(model: Model, config: ParallelConfig, size: int) -> int:
-    """Weights whose optimizer states this rank keeps: only its share under ZeRO-1
-    (https://arxiv.org/abs/1910.02054, section 5.1).
-    """
-    if config.strategy != "zero1" or config.lora:
-        return size
-    return _largest_share(model, config.data)
 
 
 @functools.lru_cache(maxsize=64)
 def _largest_share(model: Model, ranks: int) -> int:
-    """The largest share: ZeroRedundancyOptimizer assigns whole tensors, the largest first, each to
-    the rank with the fewest elements (https://docs.pytorch.org/docs/stable/distributed.optim.html).
+    """Weights of which a rank keeps the optimizer states under ZeRO-1, the largest share
+    (https://arxiv.org/abs/1910.02054, section 5.1).
+
+    ZeroRedundancyOptimizer assigns whole tensors, the largest first, each to the rank with the
+    fewest elements (https://docs.pytorch.org/docs/stable/distributed.optim.html).
     """
     shares = [0] * ranks
     for size in sorted((tensor.size for tensor in model.tensors()), reverse=True):
@@ -194,58 +318,44 @@ def _largest_share(model: Model, ranks: int) -> int:
     return max(shares)
 
 
-def _offloaded(rank: Memory) -> Memory:
-    """FSDP2's CPUOffloadPolicy keeps sharded states in host memory
-    (https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html).
-    """
-    host = rank.parameters + rank.gradients + rank.optimizer
-    return dataclasses.replace(rank, parameters=0, gradients=0, optimizer=0, host=host)
-
-
-def _buffers(
-    model: Model, training: Training, config: ParallelConfig, stage: Stage
-) -> Iterator[tuple[str, int]]:
+def _buffers(activations: Activations, stage: Stage) -> Iterator[tuple[str, int]]:
     """Other buffers that exist while a step runs.
 
     DistributedDataParallel's buckets do not count: its gradients are views of them
     (gradient_as_bucket_view, as in the reference trainer; otherwise they are a second copy,
     https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html).
     """
-    size = stage.size(model, config.tensor, 1)
+    config, model = activations.config, activations.model
     if config.strategy == "dp":
-        yield "gradients of the replicas", size * WEIGHT_BYTES[training.precision]
+        size = stage.size(model, config.tensor, 1)
+        yield "gradients of the replicas", size * WEIGHT_BYTES[activations.training.precision]
     if config.strategy in FULLY_SHARDED:
-        yield from _gathered(model, training, config, stage)
-    elif copies := _copies(model, training, config, stage):
+        yield from _gathered(activations, stage)
+    elif copies := _copies(activations, stage):
         yield "16-bit copies of the weights", copies
     if config.pipeline > 1:
-        message = activations.of_boundary(model, training, config)
-        yield "pipeline messages", 4 * message  # in and out, forward and backward
+        yield "pipeline messages", 4 * activations.boundary  # in and out, forward and backward
 
 
-def _copies(model: Model, training: Training, config: ParallelConfig, stage: Stage) -> int:
+def _copies(activations: Activations, stage: Stage) -> int:
     """Bytes of the weights as autocast casts them, kept for the backward pass
-    (https://docs.pytorch.org/docs/stable/amp.html). In a pipeline each micro-batch in flight has
-    its own copy, unless its blocks are recomputed.
+    (https://docs.pytorch.org/docs/stable/amp.html): all matrices but the embedding's. In a pipeline
+    each micro-batch in flight has its own copy, unless its blocks are recomputed.
     """
-    if not activations.casts_weights(training, config):
+    config, model = activations.config, activations.model
+    if not activations.casts_weights:
         return 0
     again = config.checkpointing or config.selective
-    kept = 1 if again else activations.in_flight(config, stage.index)
-    layers = stage.layers(model)
-    return 2 * kept * sum(count * _matrices(layer, config.tensor) for count, layer in layers)
+    kept = 1 if again else activations.in_flight(stage.index)
+    matrices = sum(
+        count * layer.matrices(config.tensor)
+        for count, layer in stage.layers(model)
+        if layer is not model.embedding
+    )
+    return 2 * kept * matrices
 
 
-def _matrices(layer: Layer, tensor: int) -> int:
-    """Elements of the weights that autocast casts: all matrices but the embedding's."""
-    if layer.name == "embedding":
-        return 0
-    return sum(each.local(tensor) for each in layer.tensors if len(each.shape) > 1)
-
-
-def _gathered(
-    model: Model, training: Training, config: ParallelConfig, stage: Stage
-) -> Iterator[tuple[str, int]]:
+def _gathered(activations: Activations, stage: Stage) -> Iterator[tuple[str, int]]:
     """FSDP2's working set (https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html).
 
     With reshard_after_forward=False (ZeRO-2, pipelines) every layer stays gathered. Otherwise the
@@ -254,14 +364,15 @@ def _gathered(
     several micro-batches gradients are reduced only after the last one
     (set_requires_gradient_sync), and until then every rank keeps them unsharded.
     """
+    config, model = activations.config, activations.model
     largest = max(layer.size(config.tensor) for _, layer in stage.layers(model))
-    compute = COMPUTE_BYTES[training.precision]
+    compute = COMPUTE_BYTES[activations.training.precision]
     whole = stage.size(model, config.tensor, 1)
     always = config.strategy in KEPT_GATHERED
     kept = whole + largest if always else min(3 * largest, whole + largest)
     yield "gathered weights", kept * compute
     if config.lora:
         return
-    yield "gradients being reduced", largest * (compute + _REDUCED_BYTES)
+    yield "gradients being reduced", largest * (compute + REDUCED_BYTES)
     if config.micro_batches > 1:
-        yield "unsharded gradients between micro-batches", whole * _REDUCED_BYTES
+        yield "unsharded gradients between micro-batches", whole * REDUCED_BYTES

@@ -1,31 +1,37 @@
-"""A recommendation in sentences."""
+"""What `advise` says and writes: a sentence with the recommendation, and a job file."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 
-from deploykit.advise import gpus, job_file
-from deploykit.advise.chooser import WIDE_SHARDING, Advice, Candidate, layer_memory
-from deploykit.advise.configs import STRATEGIES
+from deploykit.advise import gpus
+from deploykit.advise.chooser import Advice, Candidate
 from deploykit.advise.memory import Memory
-from deploykit.advise.model_shape import Model
+from deploykit.advise.models import Model, gpt
 from deploykit.advise.speed import peak
-from deploykit.advise.workload import Cluster, Training
+from deploykit.advise.strategies import STRATEGIES, Cluster, ParallelConfig, Training
+from deploykit.job.model import Problem
+from deploykit.lib.errors import UsageError
+from deploykit.lib.units import memory, plural
 
-_GIB = 1024**3
 _SCALES = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
-_OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD", "sgd-momentum": "SGD with momentum"}
-_LINKS = {"nvlink": "NVLink", "pcie": "PCIe"}
-_FABRICS = {"tcp": "TCP", "efa": "EFA", "infiniband": "InfiniBand"}
-_SAME = 0.97
-"""Times within this ratio are called about equal."""
-_WITHOUT_SPLIT_LAYERS = ("ddp", "zero1", "zero2", "zero3", "hsdp")
-"""Strategies that split neither layers nor the sequence of layers."""
-
-
-def gib(size: float) -> str:
-    """Format bytes as GiB; below 0.1 GiB as MiB."""
-    return f"{size / _GIB:.1f} GiB" if size >= _GIB / 10 else f"{size / 1024**2:.1f} MiB"
+_NAMES = {
+    "adamw": "AdamW",
+    "sgd": "SGD",
+    "sgd-momentum": "SGD with momentum",
+    "nvlink": "NVLink",
+    "pcie": "PCIe",
+    "tcp": "TCP",
+    "efa": "EFA",
+    "infiniband": "InfiniBand",
+}
+_TRAINER_PRECISIONS = {"fp32", "bf16", "fp16"}
+_TRAINER_OPTIMIZERS = {"adamw": "adamw", "sgd-momentum": "sgd"}
+"""Names of optimizers here and in the trainer, whose SGD has momentum."""
+_TRAINER_VOCABULARY = 256
+EXAMPLES = {"sharded tables": "recommender.py", "LoRA": "fine_tuning.py"}
+"""Tasks in `examples/models` for what the trainer has no option for."""
 
 
 def number(count: float) -> str:
@@ -45,106 +51,88 @@ def time(seconds: float) -> str:
 
 def subject(advice: Advice) -> Iterator[str]:
     """Describe the model, the training and the cluster, in two lines."""
-    yield f"{_model(advice.model)}; {_training(advice.training)}"
-    yield _cluster(advice.cluster)
-
-
-def _model(model: Model) -> str:
-    about = "" if model.exact else "about "
+    model, training, cluster = advice.model, advice.training, advice.cluster
     shape = f"{model.layers} layers of width {model.width}, {model.heads} heads"
-    return f"{about}{number(model.parameters)} parameters ({shape})"
-
-
-def _training(training: Training) -> str:
-    batch = f"{training.batch} x {training.sequence} tokens a step"
-    return f"{batch}, {training.precision}, {_OPTIMIZERS[training.optimizer]}"
-
-
-def _cluster(cluster: Cluster) -> str:
-    each = f"{cluster.gpus_per_node} x {cluster.gpu.label} with {gib(cluster.gpu.memory)}"
-    inside = f" linked by {_LINKS[cluster.link]}" if cluster.gpus_per_node > 1 else ""
+    yield (
+        f"{'' if model.exact else 'about '}{number(model.parameters)} parameters ({shape}); "
+        f"{training.batch} x {training.sequence} tokens a step, {training.precision}, "
+        f"{_NAMES[training.optimizer]}"
+    )
+    node = f"{cluster.gpus_per_node} x {cluster.gpu.label} with {memory(cluster.gpu.memory)}"
+    node += f" linked by {_NAMES[cluster.link]}" if cluster.gpus_per_node > 1 else ""
     if cluster.nodes == 1:
-        return f"one node with {each}{inside}"
-    return f"{cluster.nodes} nodes, each with {each}{inside}; {_network(cluster)} between the nodes"
+        yield f"one node with {node}"
+    else:
+        yield f"{cluster.nodes} nodes, each with {node}; {_network(cluster)} between the nodes"
 
 
 def _network(cluster: Cluster) -> str:
-    return f"{_FABRICS[cluster.fabric]} at {cluster.bandwidth * 8 / 10**9:.0f} Gb/s"
+    return f"{_NAMES[cluster.fabric]} at {cluster.bandwidth * 8 / 10**9:.0f} Gb/s"
 
 
-def case(advice: Advice) -> str:
-    """Say which of the three cases applies."""
-    capacity = gib(advice.cluster.gpu.memory)
-    whole_model = ("single", "ddp")
-    replicated = next(each for each in advice.candidates[::-1] if each.strategy in whole_model)
-    need = gib(replicated.memory.total)
-    if replicated.config.lora:
-        return (
-            "Case 2: training all weights does not fit on one GPU; with adapters it takes "
-            f"{need} of {capacity}."
-        )
-    if advice.case == "each":
-        return f"Case 1: the whole model fits on each GPU ({need} of {capacity})."
-    if advice.case == "layer":
-        needed = gib(layer_memory(advice.model, advice.training))
-        return f"Case 3: not even one layer fits on a GPU ({needed} of {capacity})."
-    return (
-        f"Case 2: the whole model does not fit on one GPU ({need} of {capacity}), but it "
-        f"{'fits' if advice.best else 'can fit'} when it is split."
-    )
-
-
-def recommendation(advice: Advice) -> Iterator[str]:
-    """Yield what to do, then why, one sentence each."""
-    best = advice.best
+def recommendation(advice: Advice) -> str:
+    """What to use and why, in one sentence."""
+    best, second, capacity = advice.best, advice.second, memory(advice.cluster.gpu.memory)
     if best is None:
-        yield from _nothing_fits(advice)
-        return
-    yield f"Use {best.strategy}: {STRATEGIES[best.strategy]}."
-    degrees = _degrees(best)
-    configuration = f"Configuration: {degrees}. " if degrees else ""
-    yield configuration + _cost(advice, best)
-    yield from _why(advice, best)
-    if advice.second is not None:
-        yield _runner_up(advice, best, advice.second)
-
-
-def _degrees(each: Candidate) -> str:
-    """Degrees and switches of a configuration, or ''."""
-    config = each.config
-    parts = []
-    if config.tensor > 1:
-        parts.append(f"tensor parallelism over {config.tensor} GPUs")
-    if config.pipeline > 1:
-        parts.append(f"{config.pipeline} pipeline stages, schedule 1f1b")
-    if config.shards > 1:
-        parts.append(f"states sharded over {config.shards} GPUs")
-    if config.micro_batches > 1:
-        parts.append(f"{config.micro_batches} micro-batches")
-    if config.checkpointing:
-        parts.append("activations recomputed")
-    if config.selective:
-        parts.append("cheap activations recomputed (selective checkpointing)")
-    if config.compress:
-        parts.append(f"gradients sent in {config.compress}")
-    if config.lora:
-        parts.append("LoRA: the given weights stay as they are, adapters are trained")
-    if config.offload:
-        parts.append("states in host memory")
-    return ", ".join(parts)
-
-
-def _cost(advice: Advice, best: Candidate) -> str:
-    total, capacity = best.memory.total, advice.cluster.gpu.memory
-    tight = ", which is tight" if best.tight else ""
-    count = advice.training.tokens
+        return _nothing_fits(advice)
+    copy = next(each for each in advice.candidates[::-1] if each.strategy in {"single", "ddp"})
+    if copy.config.lora:
+        case = "training all weights does not fit without --offload auto or more GPUs"
+    elif advice.case == "each":
+        case = "a whole copy fits on each GPU"
+    elif advice.case == "layer":
+        case = "not even one layer fits on a GPU"
+    else:
+        case = f"a whole copy does not fit on a GPU ({copy.strategy} needs {_size(copy)})"
+    config = degrees(best.config)
     unit = "tokens" if advice.training.sequence > 1 else "samples"
-    speed = count / best.step.seconds
-    return (
-        f"It needs {gib(total)} of {gib(capacity)} per GPU{tight}, and takes about "
-        f"{time(best.step.seconds)} per step ({number(speed)} {unit}/s, "
-        f"MFU {mfu(advice, best):.0%})."
+    speed = number(advice.training.tokens / best.step.seconds)
+    text = (
+        f"Use {best.strategy}{f' with {config}' if config else ''}: {case}; it needs "
+        f"{_size(best)} of {capacity} per GPU and about {time(best.step.seconds)} per step "
+        f"({speed} {unit}/s, MFU {mfu(advice, best):.0%})"
     )
+    if second is not None:
+        text += f"; next best is {second.strategy}: {advice.verdict(second)}"
+    return f"{text}."
+
+
+def _size(each: Candidate) -> str:
+    return memory(each.memory.total)
+
+
+def _nothing_fits(advice: Advice) -> str:
+    """What to change if nothing fits."""
+    training, capacity = advice.training, memory(advice.cluster.gpu.memory)
+    least = min(advice.candidates, key=lambda each: each.memory.total)
+    changes = {
+        "--checkpoint-activations on": training.checkpointing is False,
+        "--precision bf16": training.precision == "fp32",
+        "--offload auto": training.offload is False,
+        "an optimizer with fewer states": training.optimizer == "adamw",
+        "a shorter sequence": True,
+    }
+    fits = f"use {plural(advice.enough, 'such node')}, or " if advice.enough is not None else ""
+    return (
+        f"No strategy fits: {least.strategy} comes closest with {_size(least)} of {capacity}; "
+        f"{fits}try {', '.join(change for change, helps in changes.items() if helps)}."
+    )
+
+
+def degrees(config: ParallelConfig) -> str:
+    """Degrees and switches of a configuration, or ''."""
+    parts = {
+        f"{config.tensor} tensor-parallel ranks": config.tensor > 1,
+        f"{config.pipeline} stages": config.pipeline > 1,
+        f"{config.shards} shards": config.shards > 1,
+        f"{config.micro_batches} micro-batches": config.micro_batches > 1,
+        "checkpointing": config.checkpointing,
+        "selective checkpointing": config.selective,
+        f"gradients in {config.compress}": bool(config.compress),
+        "LoRA": config.lora,
+        "states in host memory": config.offload,
+    }
+    return ", ".join(part for part, applies in parts.items() if applies)
 
 
 def mfu(advice: Advice, each: Candidate) -> float:
@@ -159,195 +147,36 @@ def mfu(advice: Advice, each: Candidate) -> float:
     return work / (each.step.seconds * each.config.world * peak(training, advice.cluster.gpu))
 
 
-def _why(advice: Advice, best: Candidate) -> Iterator[str]:
-    """Why simpler strategies are worse, and what limits this one."""
-    simpler = _simpler(advice, best)
-    too_large = [each for each in simpler if not each.fits]
-    if too_large:
-        yield f"Simpler strategies do not fit: {'; '.join(_need(each) for each in too_large)}."
-    yield from _because(advice, best)
-    tight = [each for each in simpler if each.fits and each.tight and not best.tight]
-    if tight:
-        capacity = advice.cluster.gpu.memory
-        sizes = ", ".join(f"{each.strategy} {_filled(each, capacity)}" for each in tight)
-        yield f"Simpler strategies that fit leave little memory free: {sizes}."
-    slower = [each for each in simpler if each.fits and each not in tight]
-    if slower:
-        times = ", ".join(f"{each.strategy} {time(each.step.seconds)}" for each in slower)
-        last = slower[-1]
-        yield (
-            f"Simpler strategies that fit are slower: {times} per step; {last.strategy} "
-            f"{_delay(last)}."
-        )
-    yield _breakdown(best)
-
-
-def _because(advice: Advice, best: Candidate) -> Iterator[str]:
-    """What decided for a choice that changes more than the layout."""
-    if best.config.lora:
-        yield (
-            "Training all weights fits only on more or larger GPUs, or with states in host memory "
-            "(--offload auto)."
-        )
-    if best.strategy == "sharded-table":
-        table, model = advice.model.embedding.size(), advice.model
-        yield (
-            f"{number(table)} of {number(model.parameters)} parameters are the table, of which a "
-            f"step looks up {number(advice.training.tokens)} rows: only those are sent."
-        )
-    wide = advice.of("fsdp-tp")
-    if best.strategy == "pp-fsdp-tp" and wide and wide.fits and wide.reach > WIDE_SHARDING:
-        yield (
-            f"fsdp-tp shards over {wide.reach} nodes, and each layer waits for the slowest of "
-            f"them; here over {best.reach}."
-        )
-    if best.config.compress:
-        yield (
-            f"TCP is slow: gradients in {best.config.compress} are half as large; powersgd sends "
-            "far less, but is lossy."
-        )
-
-
-def _simpler(advice: Advice, best: Candidate) -> list[Candidate]:
-    """Simpler strategies that use all GPUs and split no layers."""
-    names = list(STRATEGIES)
-    return [
-        each
-        for each in advice.candidates
-        if each.strategy in _WITHOUT_SPLIT_LAYERS
-        and names.index(each.strategy) < names.index(best.strategy)
-    ]
-
-
-def _need(each: Candidate) -> str:
-    return f"{each.strategy} needs {gib(each.memory.total)} ({_largest(each.memory)})"
-
-
-def _largest(memory: Memory) -> str:
-    """The two largest parts of the memory."""
-    top = sorted(parts(memory), key=lambda part: part[1], reverse=True)[:2]
-    return " and ".join(f"{name} {gib(size)}" for name, size in top)
-
-
-def parts(memory: Memory) -> list[tuple[str, int]]:
+def parts(need: Memory) -> list[tuple[str, int]]:
     """The parts of a GPU's memory, each with its bytes."""
     return [
-        ("parameters", memory.parameters),
-        ("gradients", memory.gradients),
-        ("optimizer states", memory.optimizer),
-        ("activations", memory.activations),
-        ("logits", memory.logits),
-        *memory.buffers,
-        ("reserve", memory.reserve),
+        ("parameters", need.parameters),
+        ("gradients", need.gradients),
+        ("optimizer states", need.optimizer),
+        ("activations", need.activations),
+        ("logits", need.logits),
+        *need.buffers,
+        ("reserve", need.reserve),
     ]
 
 
-def _delay(each: Candidate) -> str:
-    """What takes more time than the work itself."""
-    recomputing = each.step.compute / 4 if each.config.checkpointing else 0
-    if recomputing > each.step.exposed + each.step.bubble:
-        return "recomputes activations"
-    return f"waits for {_bottleneck(each)}"
-
-
-def _bottleneck(each: Candidate) -> str:
-    """What takes most time apart from compute."""
-    if each.step.bubble > each.step.exposed:
-        return "other pipeline stages"
-    slowest = max(each.step.transfers, key=lambda transfer: transfer.seconds, default=None)
-    if slowest is None:
-        return "nothing"
-    where = "between the nodes" if slowest.across else "inside a node"
-    return f"{slowest.name} {where}, {gib(slowest.sent)} from each GPU"
-
-
-def _breakdown(best: Candidate) -> str:
-    """How a step's time splits into compute and waiting."""
-    step = best.step
-    waiting = step.exposed + step.bubble
-    if waiting < 0.05 * step.seconds:
-        return "Communication is almost fully overlapped with compute."
-    text = f"Of each step, {time(step.compute)} is compute"
-    if step.bubble:
-        text += f", {time(step.bubble)} pipeline bubble"
-    if step.exposed:
-        text += f", {time(step.exposed)} waiting for {_bottleneck(best)}"
-    return f"{text}."
-
-
-def _filled(each: Candidate, capacity: int) -> str:
-    return f"{gib(each.memory.total)} of {gib(capacity)}"
-
-
-def _runner_up(advice: Advice, best: Candidate, second: Candidate) -> str:
-    """The next best strategy, and why it is only the next best."""
-    because = "; ".join(_drawbacks(advice, best, second))
-    return (
-        f"Next best: {second.strategy}, {time(second.step.seconds)} per step with "
-        f"{gib(second.memory.total)} ({STRATEGIES[second.strategy]}). It is only next because "
-        f"{because}."
-    )
-
-
-def _drawbacks(advice: Advice, best: Candidate, second: Candidate) -> Iterator[str]:
-    """What speaks against the second, by the rules of the order; says what speaks for it too."""
-    ratio = second.step.seconds / best.step.seconds
-    gain = f", though it is {1 - ratio:.0%} faster by estimate" if ratio < _SAME else ""
-    if second.tight and not best.tight:
-        yield f"it fills {_filled(second, advice.cluster.gpu.memory)}{gain}"
-    elif second.splits and not best.splits:
-        little = f"only {1 - ratio:.0%} faster" if gain else "no faster"
-        yield f"it splits the model, which needs a plan for its layers, and is {little} by estimate"
-    elif second.reach > WIDE_SHARDING >= best.reach:
-        yield f"it shards over {second.reach} nodes{gain}"
-    elif ratio > 1 / _SAME:
-        yield f"it is {ratio - 1:.0%} slower by estimate"
-    else:
-        yield f"it is more complex than {best.strategy} and about as fast"
-
-
-def _nothing_fits(advice: Advice) -> Iterator[str]:
-    """What to change if nothing fits."""
-    least = min(advice.candidates, key=lambda each: each.memory.total)
-    yield (
-        f"No strategy fits. {least.strategy} comes closest: {gib(least.memory.total)} "
-        f"({_largest(least.memory)})."
-    )
-    if advice.enough is not None:
-        yield f"The model fits on {advice.enough} such nodes."
-    changes = list(_changes(advice.training))
-    if changes:
-        yield f"Or try {', '.join(changes)}."
-
-
-def _changes(training: Training) -> Iterator[str]:
-    if training.checkpointing is False:
-        yield "--checkpoint-activations on"
-    if training.precision == "fp32":
-        yield "--precision bf16"
-    if training.offload is False:
-        yield "--offload auto"
-    if training.optimizer == "adamw":
-        yield "an optimizer with fewer states"
-    yield "a shorter sequence"
-
-
-def not_yet(missing: list[str], runs: Advice) -> str:
-    """What the reference trainer has no option for, and what it can do instead."""
+def not_in_trainer(missing: list[str], runs: Advice) -> str:
+    """What the reference trainer has no option for, and what `--write` writes instead."""
     instead = "none of its strategies fits"
     if runs.best is not None:
-        degrees = _degrees(runs.best)
-        best = runs.best.strategy + (f" ({degrees})" if degrees else "")
-        seconds, size = time(runs.best.step.seconds), gib(runs.best.memory.total)
-        instead = f"its best strategy, which --write writes: {best}, {seconds}, {size}"
-    files = " and ".join(f"examples/models/{job_file.EXAMPLES[name]}" for name in missing)
+        config = degrees(runs.best.config)
+        best = runs.best.strategy + (f" ({config})" if config else "")
+        instead = f"--write writes its best strategy: {best}, {time(runs.best.step.seconds)}"
+    files = " and ".join(f"examples/models/{EXAMPLES[name]}" for name in missing)
     what = " and ".join(missing)
-    return f"In the reference trainer, {what} is part of a task: see {files}; {instead}."
+    return f"In the reference trainer, {what} is part of a task, as in {files}; {instead}."
 
 
 def notes(advice: Advice) -> Iterator[str]:
     """Yield assumptions and caveats."""
     cluster, training, model = advice.cluster, advice.training, advice.model
+    if advice.best is not None:
+        yield f"{advice.best.strategy}: {STRATEGIES[advice.best.strategy]}."
     if not model.exact:
         yield "The shape was derived from the size; set --layers, --width and --heads to yours."
     if cluster.world > 1 and advice.of("ddp") is None:
@@ -371,4 +200,103 @@ def notes(advice: Advice) -> Iterator[str]:
         f"Times: matrix products at {gpu.matmul:.0%} and attention at {gpu.attention:.0%} of the "
         f"GPU's peak, all else at the speed of its memory. Memory includes a reserve for the CUDA "
         "context and fragmentation."
+    )
+
+
+def lacking(config: ParallelConfig) -> list[str]:
+    """What no option of the reference trainer does: it is a part of a task, `EXAMPLES` has one."""
+    wanted = {"sharded tables": config.strategy == "sharded-table", "LoRA": config.lora}
+    return [name for name in EXAMPLES if wanted[name]]
+
+
+def can_run(config: ParallelConfig) -> bool:
+    """Whether the reference trainer's options can do all of this configuration."""
+    return not lacking(config)
+
+
+def job_file(model: Model, training: Training, cluster: Cluster, config: ParallelConfig) -> str:
+    """The text of a job.yaml, for the folder that holds ``entrypoints``.
+
+    Raises UsageError if the trainer does not support the precision or the optimizer.
+    """
+    problems = []
+    if training.precision not in _TRAINER_PRECISIONS:
+        hint = "bf16 keeps weights in fp32 and computes in 16 bits"
+        problems.append(Problem("--precision", f"{training.precision} is not supported", hint))
+    if training.optimizer not in _TRAINER_OPTIMIZERS:
+        message = "SGD without momentum is not supported"
+        problems.append(Problem("--optimizer", message, "use sgd-momentum"))
+    if problems:
+        raise UsageError("not supported by the reference trainer", problems=problems)
+    arguments = textwrap.fill(
+        f"[{', '.join(_arguments(model, training, config))}]",
+        width=96,
+        initial_indent=" " * 4,
+        subsequent_indent=" " * 5,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    gpus_used = min(config.world, cluster.gpus_per_node)
+    module = f" and {model.task.partition(':')[0]}" if model.task else ""
+    nodes = 1 if config.world < cluster.world else cluster.nodes
+    return f"""\
+# Written by `deploykit advise` for {nodes} x {cluster.gpus_per_node} {cluster.gpu.label}.
+name: advised-{config.strategy}
+source: entrypoints         # the folder with train.py{module}
+
+entrypoint:
+  script: train.py
+  args:
+{arguments}
+
+resources:
+  nodes: {nodes}
+  processes_per_node: {1 if config.strategy == "dp" else gpus_used}
+  gpus_per_node: {0 if cluster.gpu.is_cpu else gpus_used}
+  time_limit: 1h            # adjust: the job is stopped after this time
+"""
+
+
+def _arguments(model: Model, training: Training, config: ParallelConfig) -> Iterator[str]:
+    """Arguments of the reference trainer for this configuration."""
+    yield from ("--task", model.task or "text", "--strategy", config.strategy)
+    for name, value in (
+        ("tensor-parallel", config.tensor),
+        ("pipeline-parallel", config.pipeline),
+        ("shard-ranks", config.shards if config.strategy == "hsdp" else 1),
+        ("micro-batches", config.micro_batches),
+    ):
+        yield from (f"--{name}", str(value)) if value != 1 else ()
+    yield from ("--schedule", "1f1b") if config.pipeline > 1 else ()
+    if config.tensor > 1 and not model.task:  # a task's own plan says how it is split
+        yield from ("--sequence-parallel", "--loss-parallel")
+    yield from ("--precision", training.precision)
+    yield from ("--checkpoint-activations",) if config.checkpointing else ()
+    yield from ("--checkpoint-activations", "selective") if config.selective else ()
+    yield from ("--offload",) if config.offload else ()
+    yield from ("--compress", config.compress) if config.compress else ()
+    yield from ("--compile",) if training.compiled else ()
+    yield from ("--batch-size", str(training.batch))
+    if not model.task:
+        yield from ("--sequence", str(training.sequence), "--layers", str(model.layers))
+        yield from ("--width", str(model.width), "--heads", str(model.heads))
+    yield from ("--optimizer", _TRAINER_OPTIMIZERS[training.optimizer])
+
+
+def difference(model: Model, training: Training) -> str | None:
+    """How the trainer's model differs from `model`, in one sentence; None if it does not."""
+    if model.task:
+        return None
+    trainers = gpt(
+        layers=model.layers,
+        width=model.width,
+        heads=model.heads,
+        vocabulary=_TRAINER_VOCABULARY,
+        positions=training.sequence,
+    )
+    if trainers.parameters == model.parameters:
+        return None
+    return (
+        f"The trainer's GPT reads bytes (a vocabulary of {_TRAINER_VOCABULARY}) and its MLP is "
+        f"four times as wide as the model: {trainers.parameters / 10**9:.2f}B parameters."
     )

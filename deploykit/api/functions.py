@@ -19,7 +19,7 @@ from typing import Any
 
 import cloudpickle
 
-from deploykit.backends import capabilities
+from deploykit.backends import base
 from deploykit.job import file as jobfile
 from deploykit.job import spelling
 from deploykit.job.job import EntrypointKeys, Job
@@ -51,7 +51,7 @@ def send(
     otherwise as `lifecycle.prepare` and `lifecycle.submit`.
     """
     chosen = lifecycle.chosen(backend, keys)
-    engine = capabilities.require(chosen, capabilities.Launch)
+    engine = base.require(chosen, "check_function")
     name = spelling.near_name(getattr(function, "__name__", "")) or "function"
     keys = {"name": name, **keys}
     # among the archives `prune` finds the scratch of a process that was killed

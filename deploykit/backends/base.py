@@ -1,6 +1,6 @@
 """The contract of a backend: what it offers to commands, and what its plans tell the nodes.
 
-A backend is a module that meets `Backend`, and may offer capabilities beyond it (capabilities.py).
+A backend is a module that meets `Backend`, and may define functions of `Capabilities` beyond it.
 Commands ask for a backend by name; no command knows which backends there are.
 
 What a plan tells the nodes is the same on every backend: a file to start, its arguments, and
@@ -14,22 +14,33 @@ import importlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard, cast
 
-from deploykit.bundle.node_plane import FOLDER
+from deploykit.bundle.node_plane import FOLDER, NODE_PLANE
 from deploykit.job.checks import check_module, check_processes, is_secret, near_folder
 from deploykit.job.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, Status
+from deploykit.job.spelling import did_you_mean
 from deploykit.lib import paths
-from deploykit.lib.errors import UsageError
+from deploykit.lib.errors import TryAgain, UsageError
+from deploykit.observe import stacks
+from deploykit.observe.exit_records import RankProcess
+
+if TYPE_CHECKING:
+    from deploykit.cost.estimate import Estimate
+    from deploykit.lib.finding import Finding
+    from deploykit.observe.metrics.points import Point
 
 DEFAULT = "local"
 """The backend of a job file that has a section for none."""
 
 
 LAUNCH = f"{FOLDER}/launch.py"
-
+ENTER = f"{FOLDER}/{NODE_PLANE[1]}/inspect/enter.py"
+"""In the source of a run, unless an earlier version submitted it."""
 
 FOLDERS = ("logs", "output", "checkpoints", "exit_records")
 """Subfolders of a run folder."""
@@ -107,6 +118,223 @@ class Backend(Protocol):
         """Request that the job stop; return once the target has accepted the request."""
 
 
+class Profile(NamedTuple):
+    """What a target has and allows, as `probe` recorded it."""
+
+    path: Path
+    """The file that keeps it."""
+    facts: Mapping[str, Any]
+    """The same as plain data."""
+    summary: tuple[str, ...]
+    """The same as lines for a person."""
+
+
+class Start(NamedTuple):
+    """Where a job could run, and when it would start there."""
+
+    where: str
+    """``partition gpu``, ``ml.g5.xlarge in us-east-1``, ``this machine``."""
+    options: Any
+    """The backend's section with which it runs there."""
+    at: datetime | None
+    """When the target expects it to start; None if the target gives no time."""
+    reason: str = ""
+    """Why it cannot start there, or what else is known."""
+    possible: bool = True
+    settings: Mapping[str, str] = {}
+    """Keys of the job file that choose it, such as ``slurm.partition``; empty if already chosen."""
+
+
+class Capabilities(Backend, Protocol):
+    """The table of what a backend may define beyond the contract. None of it is required.
+
+    A backend offers a capability by defining its function; `offers` and `require` look for it.
+    Functions that stand together under one heading are defined together.
+    """
+
+    # ------------------------------------------------------------ before a job is sent
+
+    @property
+    def UNLIMITED(self) -> bool:
+        """True: jobs need no time limit."""
+
+    @property
+    def PREFLIGHT(self) -> int:
+        """Nodes run deploykit's launcher: seconds that its network test may take."""
+
+    def missing(self, absent: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """Missing prerequisites of a submit from this machine, and how to get each.
+
+        `absent` are the programs and modules that were not found. Queries the target if that takes
+        a few seconds at most, and changes nothing there.
+        """
+
+    def examine(
+        self, job: JobSpec, options: Any, *, saved: Path | None, save: Path | None
+    ) -> Iterator[Finding]:
+        """Findings about the target, for a job that has passed `check`. Changes nothing there.
+
+        `saved` is a folder of facts to judge instead of querying the target; `save` is a folder to
+        write the facts to. Raises NotFound if `saved` has no valid facts.
+        """
+
+    def named_python(self, job: JobSpec, options: Any) -> str | None:
+        """The path of the Python on this machine that `examine` runs; None: deploykit's own."""
+
+    def probe(self, target: str | None) -> Profile:
+        """Query the target, by default the one of the environment, and store its profile."""
+
+    def node_names(self, options: Any) -> Collection[str]:
+        """The names of all nodes of the target, which `Options.exclude` accepts. Queries it.
+
+        Raises BackendUnavailable.
+        """
+
+    def slots(self, job: JobSpec, options: Any) -> Sequence[Mapping[str, str]]:
+        """Variables that separate jobs running at the same time, one mapping for each job.
+
+        Empty if there is no limit. Queries this machine only.
+        """
+
+    def check_function(self, options: Any) -> Iterator[Problem]:
+        """Yield the problems of settings that keep a function's result from coming back. Pure.
+
+        Offered if nodes see the run folder, where `deploykit.launch` keeps its results.
+        """
+
+    # ------------------------------------------------------------ cost and time
+
+    def bills(self, options: Any) -> bool:
+        """Whether anything is billed. Imports nothing: every dry run calls it."""
+
+    def cost(self, job: JobSpec, options: Any) -> Estimate:
+        """What a job that has passed `check` may cost. Pure: reads at most files with prices."""
+
+    def refresh_prices(self, job: JobSpec, options: Any) -> str:
+        """Fetch and store the prices of the job's region. Returns a line for people.
+
+        Raises BackendUnavailable, NotPermitted or TryAgain.
+        """
+
+    def alternatives(self, job: JobSpec, options: Any) -> Mapping[str, Estimate]:
+        """What the job may cost bought in other ways, by their names, such as ``spot``."""
+
+    def when(self, plan: Plan) -> Iterator[Start]:
+        """Where the job could run. Queries the target, and submits nothing.
+
+        Raises BackendUnavailable, NotPermitted or TryAgain.
+        """
+
+    # ------------------------------------------------------------ several jobs as one array
+
+    def largest_array(self, options: Any) -> int:
+        """The most runs in one array; 0: none with these options. Queries the target.
+
+        Raises BackendUnavailable.
+        """
+
+    def submit_array(
+        self, plans: Sequence[Plan], folder: Path, name: str, at_once: int
+    ) -> Sequence[Handle]:
+        """Send exactly these plans, which differ in their arguments only, as one array.
+
+        `folder` is new and the array's own; the folder of each run holds its text. At most
+        `at_once` run at the same time. The run ids begin with `name` and a hyphen. Later `find`
+        finds each run by its folder. Raises as `Backend.submit`.
+        """
+
+    def cancel_all(self, handles: Sequence[Handle]) -> None:
+        """As `Backend.cancel` for many runs, with few commands."""
+
+    # ------------------------------------------------------------ a job that was sent
+
+    def attach(self, run: str, folder: Path, target: str | None) -> Handle:
+        """Find a job by its run id alone; `target` None means the default of the environment.
+
+        `folder` is the run's on this machine, which may not exist yet. Raises NotFound if there
+        is no such job, UsageError if no target is known.
+        """
+
+    def tasks(self, handle: Handle) -> int | None:
+        """The number of tasks of a run; None if it is not an array."""
+
+    def await_end(self, handles: Sequence[Handle], timeout: float) -> None:
+        """Return once a running job seems to have ended, after `timeout` seconds at the latest.
+
+        May return too early. Cheaper than calling `status` again and again.
+        """
+
+    def metrics(self, handle: Handle) -> Iterator[Point]:
+        """The last value of each metric that the service extracted from the log. Queries it."""
+
+    def logs_elsewhere(self, handle: Handle) -> bool:
+        """Whether the logs in the run folder are a copy that `logs` brings up to date."""
+
+    def dump(self, handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
+        """Have each node write the stacks of its ranks into `folder`, a file for each node.
+
+        `folder` is one of ``stacks/`` in the run folder, and does not exist yet. `native` adds
+        calls of C and C++. Returns what went wrong, as sentences; the program is not disturbed.
+        Raises TryAgain if no rank is running, BackendUnavailable if no node can be reached.
+        """
+
+    def dump_by_hand(self, handle: Handle) -> tuple[str, str]:
+        """Why `dump` is impossible, and what a person can do instead. Offline."""
+
+    def enter(
+        self, handle: Handle, rank: int, command: Sequence[str], *, terminal: bool
+    ) -> Sequence[str]:
+        """The command line of this machine that runs `command` on the rank's node.
+
+        It runs in the rank's working folder with its environment; without `command` it is a shell.
+        `terminal` means that a person types and reads. Starts nothing. Raises TryAgain if the
+        rank is not running, UsageError if the job or the backend does not allow it.
+        """
+
+    def remains(self, handle: Handle, output: str) -> Iterator[tuple[str, str]]:
+        """Each location outside the run folder where a run left files, with a removal command.
+
+        `output` is the location of its results. The run may never have been sent. Offline.
+        """
+
+
+REQUESTED = {
+    "examine": "doctor",
+    "attach": "attach",
+    "probe": "probe",
+    "tasks": "tasks",
+    "PREFLIGHT": "preflight",
+    "check_function": "launch",
+    "cost": "cost",
+    "when": "when",
+    "dump": "dump",
+    "enter": "shell",
+}
+"""Capabilities that users know, with the names that ``deploykit backends`` lists."""
+
+
+def offers(engine: Backend, name: str) -> TypeGuard[Capabilities]:
+    """Whether a backend defines the member `name` of `Capabilities`."""
+    if not hasattr(Capabilities, name):
+        raise AttributeError(f"Capabilities has no member {name!r}")
+    return hasattr(engine, name)
+
+
+def require(name: str, capability: str) -> Capabilities:
+    """Return the backend `name`, which must define the member `capability`.
+
+    Raises UsageError if it does not, with the backends that do.
+    """
+    engine = find(name)
+    if offers(engine, capability):
+        return engine
+    others = (other for other in names() if offers(find(other), capability))
+    raise UsageError(
+        f"backend {name} does not offer `{REQUESTED.get(capability, capability)}`",
+        hint=f"offered by: {', '.join(others) or 'no installed backend'}",
+    )
+
+
 def names() -> Iterator[str]:
     """Names of all backends: built in, then installed ones, which take 25 ms to look for."""
     yield from _BUILT_IN
@@ -120,8 +348,6 @@ def find(name: str) -> Backend:
     for point in _installed():
         if point.name == name:
             return cast(Backend, point.load())
-    from deploykit.job.spelling import did_you_mean
-
     known = list(names())
     raise UsageError(
         f"unknown backend {name!r}",
@@ -270,7 +496,74 @@ def check_nsys(job: JobSpec) -> Iterator[Problem]:
         yield Problem("profile", "nsys is not on PATH", hint)
 
 
+def dump_command(
+    process: RankProcess, name: str, folders: tuple[str, str], *, native: bool
+) -> list[str]:
+    """The command that writes the stacks of the node where `process` runs, of the backend `name`.
+
+    `folders` are the run folder and the one for the dump, as the node sees them. The Python is the
+    run's own, with the libraries that it was started with.
+    """
+    options = ["--native"] if native else []
+    if spy := _py_spy():
+        options.append(f"--py-spy={spy}")
+    return [*_launch(process, name, folders[0]), "--dump-stacks", *folders, *options]
+
+
+def enter_command(
+    process: RankProcess, name: str, folder: str, command: Sequence[str]
+) -> list[str]:
+    """The command that runs `command`, or without one a shell, beside `process` on its node.
+
+    `folder` is the run's, as the node sees it.
+    """
+    rank = str(process.rank)
+    return [*_launch(process, name, folder), "--enter", folder, rank, "--", *command]
+
+
+def _launch(process: RankProcess, name: str, folder: str) -> list[str]:
+    variables = [f"DEPLOYKIT_BACKEND={name}"]
+    if process.libraries:
+        variables.append(f"LD_LIBRARY_PATH={process.libraries}")
+    return ["env", *variables, process.python, f"{folder}/source/{LAUNCH}"]
+
+
+def require_enter(folder: Path, run: str) -> None:
+    """Raise UsageError where the bundle of a run is of a version without `enter`."""
+    if not (folder / "source" / ENTER).exists():
+        raise UsageError(
+            f"{run} was submitted by a deploykit that had no `exec` and `shell`",
+            hint="the next run of its job can be entered",
+        )
+
+
+def rank_process(processes: list[RankProcess], run: str, rank: int) -> RankProcess:
+    """The process of a rank. Raises TryAgain where it does not run."""
+    known = {one.rank: one for one in require_processes(processes, run)}
+    if rank not in known:
+        raise TryAgain(
+            f"rank {rank} of {run} is not running", hint=f"running: {stacks.label(list(known))}"
+        )
+    return known[rank]
+
+
+def require_processes(processes: list[RankProcess], run: str) -> list[RankProcess]:
+    """The same processes. Raises TryAgain where there are none."""
+    if not processes:
+        raise TryAgain(
+            f"no rank of {run} is running: none has started yet, or all have ended",
+            hint=f"`deploykit logs {run}` shows how far it is",
+        )
+    return processes
+
+
+def _py_spy() -> str | None:
+    """py-spy of this deploykit's environment, for nodes that see the same path."""
+    search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return shutil.which("py-spy", path=search)
+
+
 def _installed() -> Iterator[Any]:
-    from importlib.metadata import entry_points
+    from importlib.metadata import entry_points  # 25 ms, for backends of other packages only
 
     return iter(entry_points(group=_GROUP))

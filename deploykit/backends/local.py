@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,13 +19,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from deploykit.backends import base as backend
-from deploykit.backends import local_checks
+from deploykit.backends.base import Start
 from deploykit.bundle import archive as bundles
+from deploykit.cost import cap
+from deploykit.cost.estimate import Estimate, for_machine
+from deploykit.doctor import local as doctor
 from deploykit.job import environments, machine
-from deploykit.job.decode import NOT_EMPTY, Help, whole
+from deploykit.job.decode import NOT_EMPTY, Help
 from deploykit.job.model import (
     MONEY,
     Bundle,
@@ -36,14 +40,10 @@ from deploykit.job.model import (
     State,
     Status,
 )
-from deploykit.lib import paths
+from deploykit.lib import paths, shell
 from deploykit.lib.errors import BackendUnavailable, NotPermitted
-from deploykit.observe import exit_records, logfiles
-
-if TYPE_CHECKING:
-    from deploykit.backends.capabilities import Start
-    from deploykit.cost.estimate import Estimate
-    from deploykit.lib.finding import Finding
+from deploykit.lib.finding import Finding
+from deploykit.observe import exit_records, logfiles, stacks
 
 SUMMARY = "this machine, through torchrun; several nodes are emulated on loopback"
 PROGRAMS = ("sh",)
@@ -55,6 +55,8 @@ _DUMP = 120.0
 """Seconds to take the stacks of all ranks."""
 _START = 10
 """Seconds in which a started shell must claim its run."""
+_RANKS_PER_CORE = 4
+"""Above which a job on this machine is probably meant for another one."""
 
 
 @dataclass(frozen=True)
@@ -88,15 +90,56 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
         yield from environments.problems(job.environment, prepared=prepared)
         yield from environments.module_problems(job.environment)
         python = environments.python(job.environment)
-    yield from local_checks.check_python(_python(options))
+    yield from _check_python(_python(options))
     yield from backend.check_program(job, Path(python) if python else None)
     yield from (Problem(*missing) for missing in backend.missing_data(job))
     yield from (*backend.check_ranks(job), *backend.check_nsys(job))
-    yield from local_checks.check_machine(job)
+    yield from _check_machine(job)
     for name in ("cpus_per_node", "memory"):
         if getattr(job.resources, name) is not None:
             path, message = f"resources.{name}", "is not enforced on this machine"
             yield Problem(path, message, severity="warning")
+
+
+def _check_python(text: str) -> Iterator[Problem]:
+    """Whether the trainer's Python is a program."""
+    python, hint = Path(text), "the path that `command -v python3` prints"
+    if python.is_absolute():
+        if not (python.is_file() and os.access(python, os.X_OK)):
+            message = f"{python} {'is not executable' if python.exists() else 'was not found'}"
+            yield Problem("local.python", message, hint)
+    elif text.startswith("~"):
+        message = f"{text}: the home folder of {python.parts[0]} was not found"
+        yield Problem("local.python", message, hint)
+    elif len(python.parts) > 1:
+        message = f"{python} is relative, and the job starts in a copy of the source"
+        yield Problem("local.python", message, f"an absolute path, such as {Path.cwd() / python}")
+    elif shutil.which(text) is None:
+        yield Problem("local.python", f"{text} is not on PATH", hint)
+
+
+def _check_machine(job: JobSpec) -> Iterator[Problem]:
+    """Whether this machine has what the emulated nodes together need."""
+    nodes, gpus = job.resources.nodes, job.resources.gpus_per_node
+    available = machine.gpus(machine.visible(job.env)) if gpus else 0
+    if gpus and available == 0:
+        message = "this machine has no usable GPU: the ranks run without one"
+        hint = "gpus_per_node: 0 with processes_per_node, to train on the CPU"
+        yield Problem("resources.gpus_per_node", message, hint, severity="warning")
+    elif available is not None and nodes * gpus > available:
+        each = f"{gpus} on each of {nodes} emulated nodes" if nodes > 1 else str(gpus)
+        message = f"this machine has {available} GPUs that the job can use, and it requests {each}"
+        if gpus <= available:
+            hint = f"nodes: {available // gpus}"
+            yield Problem("resources.nodes", message, hint, severity="warning")
+            return
+        too_many = (job.resources.processes_per_node or 0) > available
+        hint = f"gpus_per_node: {available}" + f", processes_per_node: {available}" * too_many
+        yield Problem("resources.gpus_per_node", message, hint)
+    ranks, cores = job.resources.world_size, machine.cpus()
+    if not gpus and ranks > _RANKS_PER_CORE * cores:
+        message = f"{ranks} ranks would share {cores} CPU cores"
+        yield Problem("resources.processes_per_node", message, severity="warning")
 
 
 def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
@@ -111,8 +154,6 @@ def _script(job: JobSpec, options: Options, run: str, folder: Path) -> str:
     """The shell text ``templates/local.sh`` between what differs, with every value quoted."""
     environment = backend.in_folder(job, "local", run, folder)
     if job.stop_at_cap:
-        from deploykit.cost import cap  # few jobs are stopped at a cap
-
         environment |= cap.variables(job, cost(job, options))
     run_folder = environment.pop("DEPLOYKIT_RUN_DIR")
     nodes, seconds = job.resources.node_range, job.resources.time_limit
@@ -219,43 +260,36 @@ def cancel(handle: Handle) -> None:
 
 
 def dump(handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
-    """Write the stacks of all ranks; see `deploykit.backends.capabilities.Dump`."""
-    from deploykit.backends import node_command
-    from deploykit.lib import shell
-
+    """Write the stacks of all ranks; see `base.Capabilities.dump`."""
     _require_this_machine(handle)
     processes = exit_records.processes(Path(handle.folder))
-    first = node_command.require_some(processes, handle.run)[0]
+    first = backend.require_processes(processes, handle.run)[0]
     folders = (handle.folder, str(folder))
-    done = shell.run(node_command.argv(first, "local", folders, native=native), timeout=_DUMP)
+    done = shell.run(backend.dump_command(first, "local", folders, native=native), timeout=_DUMP)
     return [done.err.strip().rpartition("\n")[2]] if done.code else []
 
 
 def enter(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) -> Sequence[str]:  # noqa: ARG001 - the contract
-    """Run a command beside a rank; see `deploykit.backends.capabilities.Shell`."""
-    from deploykit.backends import node_command
-
+    """Run a command beside a rank; see `base.Capabilities.enter`."""
     _require_this_machine(handle)
-    node_command.require_program(Path(handle.folder), handle.run)
+    backend.require_enter(Path(handle.folder), handle.run)
     processes = exit_records.processes(Path(handle.folder))
-    process = node_command.process_of(processes, handle.run, rank)
-    return node_command.enter(process, "local", handle.folder, command)
+    process = backend.rank_process(processes, handle.run, rank)
+    return backend.enter_command(process, "local", handle.folder, command)
 
 
 def examine(
     job: JobSpec, options: Options, *, saved: Path | None, save: Path | None
 ) -> Iterator[Finding]:
-    """Findings about this machine; see `deploykit.backends.capabilities.Doctor`."""
-    from deploykit.doctor import local
-
-    facts = local.load(saved) if saved else local.inspect(named_python(job, options))
+    """Findings about this machine; see `base.Capabilities.examine`."""
+    facts = doctor.load(saved) if saved else doctor.inspect(named_python(job, options))
     if save:
-        local.save(facts, save)
-    yield from local.findings(job, facts)
+        doctor.save(facts, save)
+    yield from doctor.findings(job, facts)
 
 
 def named_python(job: JobSpec, options: Options) -> str | None:
-    """The Python that `examine` runs; see `deploykit.backends.capabilities.NamedPython`."""
+    """The Python that `examine` runs; see `base.Capabilities.named_python`."""
     chosen = environments.python(job.environment) if job.environment else None
     return paths.expanded(options.python) if options.python else chosen
 
@@ -267,27 +301,23 @@ def bills(options: Options) -> bool:
 
 def cost(job: JobSpec, options: Options) -> Estimate:
     """What the job may cost on a rented machine: its time, whether or not the ranks use all."""
-    from deploykit.cost.estimate import for_machine
-
     return for_machine("this machine", options.price, "local.price", job.resources.time_limit)
 
 
 def when(plan: Plan) -> Iterator[Start]:
-    """At once: nothing queues on this machine; see `deploykit.backends.capabilities.When`."""
-    from deploykit.backends.capabilities import Start
-
+    """At once: nothing queues on this machine; see `base.Capabilities.when`."""
     yield Start("this machine", plan.options, datetime.now(UTC))
 
 
 def slots(job: JobSpec, options: Options) -> Sequence[Mapping[str, str]]:  # noqa: ARG001
-    """The GPUs of each job that can run at once; see `deploykit.backends.capabilities.Slots`."""
+    """The GPUs of each job that can run at once; see `base.Capabilities.slots`."""
     each = job.resources.nodes * job.resources.gpus_per_node
     groups = machine.gpu_groups(each, machine.visible(job.env))
     return [{"CUDA_VISIBLE_DEVICES": names} for names in groups]
 
 
 def await_end(handles: Sequence[Handle], timeout: float) -> None:
-    """Wait for the end of a run's shell; see `deploykit.backends.capabilities.Ends`."""
+    """Wait for the end of a run's shell; see `base.Capabilities.await_end`."""
     machine.await_end([Path(handle.folder, "claim") for handle in handles], timeout)
 
 
@@ -324,11 +354,8 @@ def _status(handle: Handle) -> Status:
 
 def _stall(folder: Path) -> str:
     """Why a run that is alive makes no progress; empty while it does."""
-    if not any(folder.glob("exit_records/stall-*.json")):
-        return ""
-    from deploykit.observe import stacks
-
-    return stacks.stall_reason(folder)
+    stalled = any(folder.glob("exit_records/stall-*.json"))
+    return stacks.stall_reason(folder) if stalled else ""
 
 
 def _ended(folder: Path) -> Status:
@@ -359,18 +386,21 @@ def _without_record(folder: Path) -> Status:
 def _alive(folder: Path) -> bool:
     """Whether a process holds the lock on the run."""
     try:
-        with paths.open_regular(folder / "alive") as file:
+        with (folder / "alive").open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # missing, or not the file that the shell has locked
+    except OSError:  # there is no such file
         return False
     return False
 
 
 def _pid(folder: Path) -> int:
     """The process id of the run's shell; 0 until it is written."""
-    return whole((paths.read_below(folder, "claim", 100) or b"").decode().strip()) or 0
+    try:
+        return int((folder / "claim").read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 def _require_this_machine(handle: Handle) -> None:

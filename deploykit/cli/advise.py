@@ -1,8 +1,8 @@
-"""Recommend a parallel strategy: the memory and time that each would need per GPU, and why.
+"""Recommend a parallel strategy: the memory and time that each needs per GPU, and why.
 
 Computed, not measured: needs no GPU here.
 
-deploykit advise --gpu h100 --gpus-per-node 8 --parameters 7B --batch-size 64 --sequence 4096
+deploykit advise --gpu h100 --gpus-per-node 8 --parameters 7B
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from deploykit.advise import Advice, Candidate, advise, gpus, inputs, job_file, report
+from deploykit.advise import Advice, Candidate, advise, gpus, inputs, report
 from deploykit.advise.inputs import AdviseOptions
 from deploykit.cli import output
 from deploykit.job.decode import Help, Quantity, hints, split
-from deploykit.lib import paths, shell
+from deploykit.lib import paths, shell, units
 from deploykit.lib.errors import UsageError
 
 _GIB = 1024**3
 _COLUMNS = (
-    *("strategy", "fits", "GiB/GPU", "param", "grad", "optim", "activ", "logits", "buffers"),
-    *("reserve", "sends", "s/step", "with"),
+    *("strategy", "verdict", "GiB/GPU", "param", "grad", "optim", "activ", "logits", "buffers"),
+    *("reserve", "sends", "s/step", "waits", "with"),
 )
 
 
@@ -57,22 +57,25 @@ def run(args: argparse.Namespace) -> int:
         return 0
     names = [field.name for field in dataclasses.fields(AdviseOptions)]
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    advice = advise(*inputs.workload_of(inputs.read(given)))
+    options = inputs.read(given)
+    advice = advise(*inputs.workload_of(options))
+    assumed = inputs.assumed(options, advice.training)
+    notes = [*([assumed] if assumed else []), *report.notes(advice)]
     runs = _for_the_trainer(advice)
     if args.write:
         _write(args.write, runs)
     if args.json:
-        output.emit(_data(advice, runs))
+        output.emit(_data(advice, runs, notes))
     else:
-        _print(advice, runs, args.write)
+        _print(advice, runs, notes, args.write)
     return 0
 
 
 def _for_the_trainer(advice: Advice) -> Advice:
     """The same question, answered with what the reference trainer can do."""
-    if advice.best is None or job_file.can_run(advice.best.config):
+    if advice.best is None or report.can_run(advice.best.config):
         return advice
-    return advise(advice.model, advice.training, advice.cluster, job_file.can_run)
+    return advise(advice.model, advice.training, advice.cluster, report.can_run)
 
 
 def _list(*, as_json: bool) -> None:
@@ -82,7 +85,7 @@ def _list(*, as_json: bool) -> None:
         return
     output.table(
         ["gpu", "memory", "prices", "source"],
-        [[row["name"], report.gib(row["memory"]), row["prices"], row["source"]] for row in rows],
+        [[row["name"], units.memory(row["memory"]), row["prices"], row["source"]] for row in rows],
     )
 
 
@@ -93,54 +96,42 @@ def _write(path: Path, advice: Advice) -> None:
             "no strategy of the reference trainer fits, so there is no job file to write",
             hint="run without --write",
         )
-    text = job_file.text(advice.model, advice.training, advice.cluster, advice.best.config)
+    text = report.job_file(advice.model, advice.training, advice.cluster, advice.best.config)
     paths.create(path, text)
 
 
-def _print(advice: Advice, runs: Advice, written: Path | None) -> None:
-    for line in (*report.subject(advice), "", report.case(advice), *report.recommendation(advice)):
+def _print(advice: Advice, runs: Advice, notes: list[str], written: Path | None) -> None:
+    for line in (*report.subject(advice), "", report.recommendation(advice)):
         output.say(line)
     if runs is not advice and advice.best:
-        output.say(report.not_yet(job_file.lacking(advice.best.config), runs))
+        output.say(report.not_in_trainer(report.lacking(advice.best.config), runs))
     output.say("")
     rows = [_row(each, advice) for each in advice.candidates]
     output.table(_COLUMNS, rows, headings_in_pipe=True)
     output.say("")
-    for line in report.notes(advice):
+    for line in notes:
         output.say(line)
     if written:
-        if other := job_file.difference(advice.model, advice.training):
+        if other := report.difference(advice.model, advice.training):
             output.say(other)
         check = shell.command("deploykit", "check", written)
         output.say(f"wrote {written}; next: `{check}`")
 
 
 def _row(each: Candidate, advice: Advice) -> tuple[str, ...]:
-    memory, mark = each.memory, "*" if each is advice.best else ""
+    need, step, mark = each.memory, each.step, "*" if each is advice.best else ""
     sizes = (
-        *(memory.total, memory.parameters, memory.gradients, memory.optimizer),
-        *(memory.activations, memory.logits, memory.working, memory.reserve, each.step.sent),
+        *(need.total, need.parameters, need.gradients, need.optimizer, need.activations),
+        *(need.logits, need.working, need.reserve, step.sent),
     )
     cells = [f"{size / _GIB:.1f}" for size in sizes]
-    seconds = f"{each.step.seconds:.3g}"
-    fits = "yes" if each.fits else "no"
-    return (f"{each.strategy}{mark}", fits, *cells, seconds, _degrees(each))
+    waits = f"{(step.exposed + step.bubble) / step.seconds:.0%}"
+    seconds = f"{step.seconds:.3g}"
+    name, verdict = f"{each.strategy}{mark}", advice.verdict(each)
+    return (name, verdict, *cells, seconds, waits, report.degrees(each.config))
 
 
-def _degrees(each: Candidate) -> str:
-    config = each.config
-    named = {"tensor": config.tensor, "stages": config.pipeline, "shards": config.shards}
-    named["micro-batches"] = config.micro_batches
-    parts = [f"{name} {value}" for name, value in named.items() if value > 1]
-    parts += ["checkpointing"] if config.checkpointing else []
-    parts += ["selective checkpointing"] if config.selective else []
-    parts += [f"compress {config.compress}"] if config.compress else []
-    parts += ["LoRA"] if config.lora else []
-    parts += ["offload"] if config.offload else []
-    return ", ".join(parts)
-
-
-def _data(advice: Advice, runs: Advice) -> dict[str, Any]:
+def _data(advice: Advice, runs: Advice, notes: list[str]) -> dict[str, Any]:
     return {
         "case": advice.case,
         "best": advice.best.strategy if advice.best else None,
@@ -148,10 +139,10 @@ def _data(advice: Advice, runs: Advice) -> dict[str, Any]:
         "enough_nodes": advice.enough,
         "trainer": {
             "best": runs.best.strategy if runs.best else None,
-            "lacks": job_file.lacking(advice.best.config) if advice.best else [],
+            "lacks": report.lacking(advice.best.config) if advice.best else [],
         },
-        "why": list(report.recommendation(advice)),
-        "notes": list(report.notes(advice)),
+        "why": [report.recommendation(advice)],
+        "notes": notes,
         "parameters": advice.model.parameters,
         "candidates": [_candidate(each, advice) for each in advice.candidates],
     }
@@ -161,6 +152,7 @@ def _candidate(each: Candidate, advice: Advice) -> dict[str, Any]:
     return {
         "strategy": each.strategy,
         "fits": each.fits,
+        "verdict": advice.verdict(each),
         "config": dataclasses.asdict(each.config),
         "bytes": {**dict(report.parts(each.memory)), "total": each.memory.total},
         "host_bytes": each.memory.host,

@@ -18,7 +18,6 @@ import shutil
 from typing import Any
 
 from deploykit.backends import base as backend
-from deploykit.backends import capabilities
 from deploykit.cli import output
 from deploykit.lib.errors import UsageError
 
@@ -54,7 +53,7 @@ def _probe(name: str | None, target: str | None, *, as_json: bool) -> int:
     """Query the target of a backend and keep its profile."""
     if name is None:
         raise UsageError("--probe requires a backend", hint="deploykit backends B --probe")
-    profile = capabilities.require(name, capabilities.Probe).probe(target)
+    profile = backend.require(name, "probe").probe(target)
     if as_json:
         output.emit({"profile": str(profile.path), **profile.facts})
         return 0
@@ -72,7 +71,7 @@ def _describe(name: str) -> dict[str, Any]:
         if importlib.util.find_spec(module) is None
     ]
     missing = [(each, f"install {each}") for each in absent]
-    if isinstance(engine, capabilities.Ready):
+    if backend.offers(engine, "missing"):
         missing = list(engine.missing(absent))
     return {
         "name": name,
@@ -82,7 +81,7 @@ def _describe(name: str) -> dict[str, Any]:
         "missing": [what for what, _ in missing],
         "how": list(dict.fromkeys(how for _, how in missing)),
         "offers": [
-            capabilities.verb(one) for one in capabilities.REQUESTED if isinstance(engine, one)
+            known for member, known in backend.REQUESTED.items() if backend.offers(engine, member)
         ],
     }
 

@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from deploykit.backends import capabilities
+from deploykit.backends import base as backend
 from deploykit.cli import output
 from deploykit.cost import cap, money
 from deploykit.cost.estimate import CASES, Estimate
@@ -36,13 +36,13 @@ def run(args: argparse.Namespace) -> int:
     """Print the estimate of the job."""
     name, file = _job(args)
     options = file.sections[name]
-    engine = capabilities.require(name, capabilities.Cost)
+    engine = backend.require(name, "cost")
     if args.refresh:
-        prices = capabilities.require(name, capabilities.Prices)
+        prices = backend.require(name, "refresh_prices")
         output.note(prices.refresh_prices(file.job, options))
     estimate = engine.cost(file.job, options)
     others: Mapping[str, Estimate] = {}
-    if isinstance(engine, capabilities.Prices):
+    if backend.offers(engine, "refresh_prices"):
         others = engine.alternatives(file.job, options)
     use = budgets.of(file.job.budget) if file.job.budget is not None else None
     if args.json:

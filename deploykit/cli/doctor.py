@@ -13,7 +13,7 @@ import argparse
 import textwrap
 from pathlib import Path
 
-from deploykit.backends import capabilities
+from deploykit.backends import base as backend
 from deploykit.cli import output
 from deploykit.doctor import fixes
 from deploykit.job.file import JobFile
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _examine(name: str, file: JobFile, args: argparse.Namespace) -> list[Finding]:
     """The findings of one backend, the worst first."""
-    doctor = capabilities.require(name, capabilities.Doctor)
+    doctor = backend.require(name, "examine")
     lifecycle.check(file, name)
     findings = doctor.examine(file.job, file.sections[name], saved=args.saved, save=args.save)
     return finding.by_severity(findings)

@@ -13,7 +13,6 @@ import argparse
 from pathlib import Path
 
 from deploykit.backends import base as backend
-from deploykit.backends import capabilities
 from deploykit.cli import output
 from deploykit.diagnose import guides
 from deploykit.diagnose.guides import GUIDES, GuideContext
@@ -95,7 +94,7 @@ def _add_job(context: GuideContext, args: argparse.Namespace) -> None:
         }
         if context.without_vpc:
             continue
-        doctor = capabilities.require(name, capabilities.Doctor)
+        doctor = backend.require(name, "examine")
         try:
             findings = list(doctor.examine(file.job, options, saved=args.saved, save=None))
         except (BackendUnavailable, TryAgain) as error:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from deploykit.backends import base as backend
-from deploykit.cost import spent
-from deploykit.cost.spent import Spent
+from deploykit.cost import prices
+from deploykit.cost.prices import Spent
 from deploykit.job.model import State
 from deploykit.run.registry import Run, now
 
@@ -37,7 +37,7 @@ def budgets() -> list[str]:
 def _spent(run: Run) -> Spent | None:
     """What a run has cost by the price in its folder."""
     path = Path(run.folder, backend.PRICE)
-    return spent.read(path, _billed(run)) if path.exists() else None
+    return prices.spent(path, _billed(run)) if path.exists() else None
 
 
 def _billed(run: Run) -> float | None:

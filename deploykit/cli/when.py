@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from deploykit.backends import base as backend
-from deploykit.backends import capabilities
-from deploykit.backends.capabilities import Start
+from deploykit.backends.base import Start
 from deploykit.cli import output
 from deploykit.cost.estimate import Estimate
 from deploykit.job import file as jobfile
@@ -55,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     prepared = lifecycle.prepare(args.job, args.set, args.backend, None, args.arguments)
     plan = prepared.plan
     output.warnings(prepared.warnings)
-    engine = capabilities.require(plan.backend, capabilities.When)
+    engine = backend.require(plan.backend, "when")
     now = registry.now()
     choices = sorted(
         (_priced(plan, one) for one in engine.when(plan)), key=lambda one: one.order(now)

@@ -1,24 +1,56 @@
-"""The cap: what a job may cost at most, checked before it is sent and kept by its launcher.
+"""What a job may cost at most: its own cap, and the budget that it shares with other runs.
 
-The launcher on the node cannot ask for prices. It gets the seconds that the cap pays for, and
-watches its own clock (``entrypoints/deploykit_node/cap.py``).
+A cap is checked before the job is sent and kept by its launcher, which cannot ask for prices: it
+gets the seconds that the cap pays for, and watches its own clock
+(``entrypoints/deploykit_node/cap.py``).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
-from decimal import ROUND_FLOOR
+from decimal import ROUND_FLOOR, Decimal
+from typing import NamedTuple
 
-from deploykit.cost import budget, money
+from deploykit.cost import money
 from deploykit.cost.estimate import Estimate
 from deploykit.cost.money import Money
-from deploykit.job.model import JobSpec, Problem
+from deploykit.job.model import BUDGET, JobSpec, Problem
 from deploykit.lib import units
 
 VARIABLE = "DEPLOYKIT_CAP"
-_LEAST = 120
-"""Seconds that a cap must pay for: with less, nothing could be trained and saved."""
+_MIN_SECONDS = 120
+"""That a cap must pay for: with less, nothing could be trained and saved."""
+_OVERRUN_SECONDS = 60
+"""For which a run may be billed after it was stopped at its own cap."""
+_MONTH = "/month"
+_FOR = " for "
+
+
+class Budget(NamedTuple):
+    """``500 USD/month for vision``: runs of budgets with the same name count together."""
+
+    limit: Money
+    monthly: bool
+    name: str
+    """Empty for the budget without a name."""
+
+    def __str__(self) -> str:
+        return f"{self.limit}{' a month' * self.monthly}{_FOR + self.name if self.name else ''}"
+
+
+def parse_budget(written: str) -> Budget:
+    """Raises ValueError."""
+    if not is_budget(written):
+        raise ValueError(f"expected {BUDGET.meaning}")
+    amount, _, name = written.partition(_FOR)
+    return Budget(money.parse(amount.removesuffix(_MONTH)), amount.endswith(_MONTH), name)
+
+
+def is_budget(written: str) -> bool:
+    """Whether a text is a budget."""
+    return re.fullmatch(BUDGET.regex, written) is not None
 
 
 def problems(job: JobSpec, estimate: Estimate | None) -> Iterator[Problem]:
@@ -26,12 +58,36 @@ def problems(job: JobSpec, estimate: Estimate | None) -> Iterator[Problem]:
 
     `estimate` is None for a backend that offers none.
     """
-    yield from budget.problems(job, estimate)
-    if job.max_cost is None:
-        if job.stop_at_cap:
-            yield Problem("stop_at_cap", "requires max_cost", "--max-cost '50 USD'")
+    if job.budget is not None:
+        yield from _budget_problems(job, parse_budget(job.budget), estimate)
+    if job.max_cost is not None:
+        yield from _cap_problems(job, money.parse(job.max_cost), estimate)
+    elif job.stop_at_cap:
+        yield Problem("stop_at_cap", "requires max_cost", "--max-cost '50 USD'")
+
+
+def _budget_problems(job: JobSpec, budget: Budget, estimate: Estimate | None) -> Iterator[Problem]:
+    """Why a budget cannot be kept, whatever other runs have cost."""
+    if estimate is not None and estimate.free:
         return
-    cap = money.parse(job.max_cost)
+    if estimate is None:
+        message = "this backend has no prices, so the budget cannot be enforced"
+        yield Problem("budget", message, "remove it")
+    elif estimate.unknown:
+        yield Problem("budget", f"cannot be enforced: {'; '.join(estimate.unknown)}")
+    elif budget.limit.currency != estimate.currency:
+        message = f"is in {budget.limit.currency}, but the prices are in {estimate.currency}"
+        yield Problem("budget", message, f"for example 500 {estimate.currency}/month")
+    elif (amount := worst(job, estimate)) is None:
+        message = "cannot be enforced: the cost of the job has no upper bound"
+        yield Problem("budget", message, "set a time limit, or max_cost and stop_at_cap")
+    elif amount > budget.limit.amount:
+        may = money.text(amount, estimate.currency)
+        hint = "lower the time limit or the restarts, or set max_cost and stop_at_cap"
+        yield Problem("budget", f"{budget} is less than the job may cost, {may}", hint)
+
+
+def _cap_problems(job: JobSpec, cap: Money, estimate: Estimate | None) -> Iterator[Problem]:
     if estimate is None:
         message = "this backend has no prices, so the cap cannot be enforced"
         yield Problem("max_cost", message, "remove it")
@@ -43,32 +99,33 @@ def problems(job: JobSpec, estimate: Estimate | None) -> Iterator[Problem]:
         message = f"is in {cap.currency}, but the prices are in {estimate.currency}"
         yield Problem("max_cost", message, f"for example max_cost: 50 {estimate.currency}")
     elif job.stop_at_cap:
-        yield from _too_little(cap, estimate)
-    else:
-        yield from _too_much(cap, estimate)
-
-
-def exceeds(cap: Money, estimate: Estimate) -> bool:
-    """Whether a job whose prices are known may cost more than the cap."""
-    worst = estimate.amount("worst")
-    return worst is None or worst > cap.amount
-
-
-def _too_much(cap: Money, estimate: Estimate) -> Iterator[Problem]:
-    if exceeds(cap, estimate):
+        seconds = paid(cap, estimate)
+        if seconds is not None and seconds < _MIN_SECONDS:
+            price = f"{money.exact(estimate.hourly)} {estimate.currency} an hour"
+            message = f"{cap} pays for {max(0, seconds)} s at {price}; "
+            yield Problem("max_cost", f"{message}at least {_MIN_SECONDS} s are needed", "raise it")
+    elif exceeds(cap, estimate):
         parts = "; ".join(estimate.explained())
-        worst = estimate.text("worst")
-        message = f"{cap} is less than the job may cost, {worst}: {parts} ({estimate.source})"
+        may = estimate.text("worst")
+        message = f"{cap} is less than the job may cost, {may}: {parts} ({estimate.source})"
         hint = "raise it, lower the time limit or the restarts, or let --stop-at-cap stop the job"
         yield Problem("max_cost", message, hint)
 
 
-def _too_little(cap: Money, estimate: Estimate) -> Iterator[Problem]:
-    seconds = paid(cap, estimate)
-    if seconds is not None and seconds < _LEAST:
-        each = f"{money.exact(estimate.hourly)} {estimate.currency} an hour"
-        message = f"{cap} pays for {max(0, seconds)} s at {each}; at least {_LEAST} s are needed"
-        yield Problem("max_cost", message, "raise it")
+def worst(job: JobSpec, estimate: Estimate) -> Decimal | None:
+    """What a run may cost: its worst case, or its own cap if it is stopped at that."""
+    amount = estimate.amount("worst")
+    if not job.stop_at_cap or job.max_cost is None:
+        return amount
+    own = money.parse(job.max_cost).amount
+    own += money.for_seconds(estimate.hourly, _OVERRUN_SECONDS)
+    return own if amount is None else min(own, amount)
+
+
+def exceeds(cap: Money, estimate: Estimate) -> bool:
+    """Whether a job whose prices are known may cost more than the cap."""
+    amount = estimate.amount("worst")
+    return amount is None or amount > cap.amount
 
 
 def paid(cap: Money, estimate: Estimate) -> int | None:
@@ -81,15 +138,15 @@ def paid(cap: Money, estimate: Estimate) -> int | None:
 
 
 def notices(job: JobSpec, estimate: Estimate) -> Iterator[str]:
-    """A line about a job that is to be stopped at its cap; none about any other."""
-    stop = _stop(job, estimate)
-    if stop is not None:
+    """A line about a job that will be stopped at its cap; none about any other."""
+    if stop := _stop(job, estimate):
         limit, seconds = stop
-        yield f"it is stopped before it costs more than {limit}: after {units.exact_span(seconds)}"
+        time = units.exact_span(seconds)
+        yield f"the run will be stopped after {time}, before it exceeds {limit}"
 
 
 def variables(job: JobSpec, estimate: Estimate) -> dict[str, str]:
-    """The variable for the launchers of a job that is to be stopped at its cap; else none.
+    """The variable for the launchers of a job that will be stopped at its cap; else none.
 
     The job must have passed `problems`.
     """
@@ -102,7 +159,7 @@ def variables(job: JobSpec, estimate: Estimate) -> dict[str, str]:
 
 
 def _stop(job: JobSpec, estimate: Estimate) -> tuple[Money, int] | None:
-    """The cap at which a job is to be stopped, and the seconds that it pays for; else None."""
+    """The cap at which a job will be stopped, and the seconds that it pays for; else None."""
     if not job.stop_at_cap or job.max_cost is None or not estimate.charges:
         return None
     cap = money.parse(job.max_cost)

@@ -101,7 +101,7 @@ class Estimate:
             yield f"{charge.what}: {price} x {time}{how} / 3600{saved} = {shown}"
 
     def record(self) -> dict[str, str | None] | None:
-        """The price that a run folder keeps, for `spent.read`; None where nothing is known."""
+        """The price that a run folder keeps, for `prices.spent`; None where nothing is known."""
         if self.unknown or not self.charges:
             return None
         worst = self.amount("worst")
@@ -147,11 +147,6 @@ def _number(amount: Decimal | None) -> float | None:
     return None if amount is None else float(money.cents(amount))
 
 
-def attempts(count: int) -> str:
-    """``1 attempt``, ``3 attempts``."""
-    return f"{count} attempt{'s' if count != 1 else ''}"
-
-
 def for_machine(what: str, price: str | None, key: str, limit: int) -> Estimate:
     """A machine with a price per hour, for at most `limit` seconds; 0 is no limit.
 
@@ -160,7 +155,7 @@ def for_machine(what: str, price: str | None, key: str, limit: int) -> Estimate:
     if price is None:
         return Estimate(free=f"{key} is not set")
     hour = money.parse(price)
-    how = f"{attempts(1)} of {units.exact_span(limit)}" if limit else "no time limit"
+    how = f"1 attempt of {units.exact_span(limit)}" if limit else "no time limit"
     longest = limit or None
     charge = Charge(what, hour.amount, Seconds(longest, longest, longest), how)
     notes = ("low and likely: one attempt that uses its whole time limit",)

@@ -1,7 +1,7 @@
-"""Lists of prices: those that ship with deploykit, and those that were asked for later.
+"""Lists of prices, shipped with deploykit or fetched later, and what a run has cost.
 
-A list says where each price comes from and of which day it is. Prices that were asked for
-(``deploykit cost --refresh``) are kept in the state folder and win over shipped ones.
+A list states the source and the day of its prices. Fetched prices (``deploykit cost --refresh``)
+are kept in the state folder and win over shipped ones.
 """
 
 from __future__ import annotations
@@ -9,18 +9,21 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import json
-from collections.abc import Mapping
+import math
+import tomllib
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from deploykit.cost import money
 from deploykit.job.decode import Malformed, read_json
 from deploykit.lib import paths
 
-STALE = 60
-"""Days after which a price is called old."""
-_HIGHEST = Decimal(10) ** 9
+MAX_DAYS = 60
+"""After which a price is called old."""
+_MAX_PRICE = Decimal(10) ** 9
 
 
 class Price(NamedTuple):
@@ -56,23 +59,20 @@ class PriceList:
 @functools.cache
 def shipped(provider: str) -> list[PriceList]:
     """The lists that ship with deploykit, for example of ``sagemaker``."""
-    import tomllib
-
     tree = tomllib.loads((Path(__file__).parent / f"{provider}.toml").read_text(encoding="utf-8"))
-    lists = (_list(one) for one in tree["list"])
-    return [one for one in lists if one is not None]
+    return [PriceList(**prices) for prices in tree["list"]]
 
 
 def stored(provider: str, region: str) -> PriceList | None:
-    """The list that was asked for last; None without a valid one."""
+    """The list that was fetched last; None if there is none."""
     try:
-        return _list(read_json(_path(provider, region)))
-    except (OSError, Malformed):
+        return PriceList(**read_json(_path(provider, region)))
+    except (OSError, Malformed, TypeError):
         return None
 
 
 def store(provider: str, prices: PriceList) -> Path:
-    """Keep a list that was asked for. Returns its file."""
+    """Keep a list that was fetched. Returns its file."""
     path = _path(provider, prices.region)
     paths.private_folder(path.parent)
     paths.write(path, json.dumps(asdict(prices), indent=1) + "\n")
@@ -93,53 +93,81 @@ def storage(provider: str, region: str) -> tuple[Price, str] | None:
     return _find(provider, region, lambda prices: prices.storage)
 
 
-def _find(provider: str, region: str, written: Any) -> tuple[Price, str] | None:
-    """The newest price: one that was asked for is newer than what has shipped."""
-    own = stored(provider, region)
-    for prices in [own] if own else []:
-        if is_price(text := written(prices)):
+def _find(
+    provider: str, region: str, choose: Callable[[PriceList], str]
+) -> tuple[Price, str] | None:
+    """The newest price: a fetched one is newer than those that ship."""
+    lists = [prices for prices in shipped(provider) if prices.region == region]
+    lists.sort(key=lambda prices: prices.day, reverse=True)
+    fetched = stored(provider, region)
+    for prices in [*([fetched] if fetched else []), *lists]:
+        if is_price(text := choose(prices)):
             return Price(Decimal(text), prices.day, prices.source), prices.currency
-    lists = [one for one in shipped(provider) if one.region == region]
-    for prices in sorted(lists, key=lambda one: one.day, reverse=True):
-        if is_price(text := written(prices)):
-            return Price(Decimal(text), prices.day, prices.source), prices.currency
-    return None
-
-
-def _list(data: object) -> PriceList | None:
-    """A list as data; None where it is not valid: a file may be edited."""
-    match data:
-        case {
-            "region": str(region),
-            "currency": str(currency),
-            "day": str(day),
-            "source": str(source),
-            "hourly": dict(hourly),
-            **others,
-        }:
-            own = {str(name): str(price) for name, price in hourly.items() if is_price(price)}
-            disk = others.get("storage", "")
-            return PriceList(
-                *(region, currency, day, source, own), disk if isinstance(disk, str) else ""
-            )
     return None
 
 
 def is_price(text: object) -> bool:
     """Whether a text is a usable price."""
-    if not isinstance(text, str) or len(text) > len(str(_HIGHEST)) * 3:
+    if not isinstance(text, str) or len(text) > len(str(_MAX_PRICE)) * 3:
         return False
     try:
         price = Decimal(text)
     except InvalidOperation:
         return False
-    return price.is_finite() and 0 <= price <= _HIGHEST
+    return price.is_finite() and 0 <= price <= _MAX_PRICE
 
 
 def old(prices: list[Price], today: dt.date) -> str:
-    """A warning about prices that are older than `STALE` days; empty where none is."""
-    aged = [(price.age(today), price) for price in prices]
-    worst = max((pair for pair in aged if pair[0] is not None), default=None)
-    if worst is None or worst[0] is None or worst[0] <= STALE:
+    """A warning about prices older than `MAX_DAYS`; empty if there are none."""
+    ages = {price.age(today) or 0: price.day for price in prices}
+    oldest = max(ages, default=0)
+    if oldest <= MAX_DAYS:
         return ""
-    return f"prices of {worst[1].day} are {worst[0]} days old; `deploykit cost --refresh`"
+    return f"prices of {ages[oldest]} are {oldest} days old; `deploykit cost --refresh`"
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a run has cost so far, or in all."""
+
+    amount: Decimal
+    currency: str
+    seconds: float
+    """Those that are billed."""
+    hourly: Decimal
+    source: str
+    """Where the price comes from."""
+
+    @property
+    def total(self) -> str:
+        """``12.40 USD``."""
+        return money.text(self.amount, self.currency)
+
+    def data(self) -> dict[str, Any]:
+        """As JSON: the amount in cents as a number."""
+        return {
+            "amount": float(money.cents(self.amount)),
+            "currency": self.currency,
+            "billed_seconds": round(self.seconds, 3),
+            "hourly": money.exact(self.hourly),
+            "source": self.source,
+        }
+
+    def __str__(self) -> str:
+        hourly = f"{money.exact(self.hourly)} {self.currency}/h"
+        return f"{self.total}: {self.seconds:.0f} s at {hourly} ({self.source})"
+
+
+def spent(path: Path, seconds: float | None) -> Spent | None:
+    """What a run has cost by the price in that file (`Estimate.record`) and the billed seconds, of
+    which a part counts as one; None: unknown.
+    """
+    if seconds is None:
+        return None
+    try:
+        price = read_json(path)
+        hourly, currency, source = Decimal(price["hourly"]), price["currency"], price["source"]
+    except (OSError, Malformed, LookupError, TypeError, ArithmeticError):
+        return None
+    amount = money.for_seconds(hourly, math.ceil(seconds))
+    return Spent(amount, currency, seconds, hourly, source)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from deploykit.backends import base as backend
-from deploykit.backends import capabilities
 from deploykit.job.model import Handle, Plan
 from deploykit.lib import paths
 from deploykit.lib.errors import DeploykitError, TryAgain, Uncertain
@@ -58,7 +57,7 @@ def _folder(plan: Plan, array: Path) -> Path:
 
 
 def _send(array: Array, plans: Sequence[Plan], folders: dict[str, Path]) -> None:
-    engine = capabilities.require(plans[0].backend, capabilities.Arrays)
+    engine = backend.require(plans[0].backend, "submit_array")
     source, price = lifecycle.source_record(plans[0].bundle), lifecycle.billed(plans[0])
     for plan in plans:
         paths.make_folder(folders[plan.run] / "logs")
@@ -86,7 +85,7 @@ def cancel(rows: Sequence[registry.Run]) -> None:
     for name, group in handles.items():
         engine = backend.find(name)
         steps = [partial(engine.cancel, handle) for handle in group]
-        if isinstance(engine, capabilities.Arrays):
+        if backend.offers(engine, "submit_array"):
             steps = [partial(engine.cancel_all, group)]
         for step in steps:
             try:

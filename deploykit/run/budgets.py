@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from deploykit.backends import base as backend
-from deploykit.cost import budget, money, spent
-from deploykit.cost.budget import Budget
+from deploykit.cost import cap, money, prices
+from deploykit.cost.cap import Budget
 from deploykit.cost.estimate import Estimate
 from deploykit.job.model import Plan, State
 from deploykit.lib import units
@@ -82,10 +82,10 @@ def reserve(
     `refresh` updates the states of runs that may have ended. Raises UsageError if the run could
     exceed the budget.
     """
-    amount = None if estimate is None else budget.worst(plan.job, estimate)
+    amount = None if estimate is None else cap.worst(plan.job, estimate)
     if plan.job.budget is None or amount is None:
-        return  # nothing is billed: `budget.problems` refuses an unknown price
-    limit = budget.parse(plan.job.budget)
+        return  # nothing is billed: `cap.problems` refuses an unknown price
+    limit = cap.parse_budget(plan.job.budget)
     if _enter(plan, limit, amount) is None:
         return
     refresh(_open(limit.name))
@@ -139,7 +139,7 @@ def uses() -> list[Use]:
 
 def of(written: str) -> Use:
     """The use of a budget as it is written in a job."""
-    limit = budget.parse(written)
+    limit = cap.parse_budget(written)
     rows = [dict(row) for row in registry.query([_of(limit.name)])] if _exists() else []
     return _use(limit, _settled(rows, None))
 
@@ -192,7 +192,7 @@ def _cost(run: Run, worst: str) -> Decimal:
     """What a run that has ended has cost; its worst case if that is unknown."""
     if run.state == State.UNSENT.value:
         return Decimal(0)
-    known = spent.read(Path(run.folder, backend.PRICE), run.billed)
+    known = prices.spent(Path(run.folder, backend.PRICE), run.billed)
     return Decimal(worst) if known is None else known.amount
 
 

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from deploykit.backends import base as backend
-from deploykit.backends import capabilities
-from deploykit.backends.capabilities import DumpByHand
 from deploykit.diagnose import flight
 from deploykit.job import checks
 from deploykit.job.model import Handle, State
@@ -44,7 +42,7 @@ _RUNNING = {State.RUNNING, State.STOPPING, State.UNKNOWN}
 
 
 def argv(row: Run, rank: int, command: Sequence[str], *, terminal: bool) -> list[str]:
-    """The command line that runs `command` beside a rank; see `capabilities.Shell`.
+    """The command line that runs `command` beside a rank; see `base.Capabilities.enter`.
 
     Raises NotFound if the run is not running, UsageError if its backend cannot do it, TryAgain if
     the rank is not running.
@@ -54,7 +52,7 @@ def argv(row: Run, rank: int, command: Sequence[str], *, terminal: bool) -> list
         raise NotFound(
             f"no rank of {row.run} is running (state: {row.state})", hint=row.reason or None
         )
-    engine = capabilities.require(row.backend, capabilities.Shell)
+    engine = backend.require(row.backend, "enter")
     return list(engine.enter(row.handle, rank, command, terminal=terminal))
 
 
@@ -103,14 +101,12 @@ def take_stacks(row: Run, *, native: bool = False) -> RunStacks:
 
 def _taken(row: Run, handle: Handle, *, native: bool) -> RunStacks:
     engine = backend.find(row.backend)
-    if isinstance(engine, DumpByHand):
+    if backend.offers(engine, "dump_by_hand"):
         reason, instead = engine.dump_by_hand(handle)
         raise UsageError(reason, hint=instead)
     name = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     folder = _fresh(Path(row.folder, stacks.FOLDER), name)
-    complaints = capabilities.require(row.backend, capabilities.Dump).dump(
-        handle, folder, native=native
-    )
+    complaints = backend.require(row.backend, "dump").dump(handle, folder, native=native)
     dump = stacks.read(folder)
     if not dump.ranks:
         raise BackendUnavailable(

@@ -17,7 +17,6 @@ from itertools import islice
 from pathlib import Path
 
 from deploykit.backends import base as backend
-from deploykit.backends.capabilities import NodeNames
 from deploykit.job.decode import read_json
 from deploykit.job.model import Plan, Problem
 from deploykit.lib import paths, shell
@@ -160,7 +159,7 @@ def applied(plan: Plan, *, ask: bool) -> tuple[Plan, list[Problem]]:
 def _existing(nodes: list[Node], plan: Plan) -> list[Node]:
     """The nodes that the target knows; the others are cleared. All if it does not answer."""
     engine = backend.find(plan.backend)
-    if not isinstance(engine, NodeNames):
+    if not backend.offers(engine, "node_names"):
         return nodes
     try:
         names = engine.node_names(plan.options)

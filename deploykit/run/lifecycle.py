@@ -11,12 +11,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deploykit.backends import base as backend
-from deploykit.backends import capabilities
 from deploykit.backends.base import Backend
-from deploykit.backends.capabilities import Cost
 from deploykit.bundle import archive as bundle
 from deploykit.bundle import revision, secret_scan
 from deploykit.cost import cap
@@ -31,6 +29,9 @@ from deploykit.lib.errors import DeploykitError, JobFileError, TryAgain, Uncerta
 from deploykit.run import budgets, config, excluded_nodes, registry
 from deploykit.run import state as run_state
 from deploykit.run.registry import Run
+
+if TYPE_CHECKING:
+    from deploykit.cost.estimate import Estimate
 
 _TIME_LIMIT = 3600
 """Seconds assumed if a required time limit is missing, so that the rest can be checked."""
@@ -132,33 +133,27 @@ def check_all(file: JobFile) -> list[Problem]:
 def problems(file: JobFile, name: str) -> Iterator[Problem]:
     """The problems of a job on one backend, and the features of the job that it does not offer."""
     engine, job = backend.find(name), file.job
-    if not job.resources.time_limit and not _offers(engine, "Unlimited"):
+    if not job.resources.time_limit and not backend.offers(engine, "UNLIMITED"):
         hint = "for example time_limit: 30m, or --time-limit 30m"
         yield Problem("resources.time_limit", "is required", hint)
         job = replace(job, resources=replace(job.resources, time_limit=_TIME_LIMIT))
     yield from engine.check(job, file.sections[name])
-    if job.preflight and not _offers(engine, "Preflight"):
+    if job.preflight and not backend.offers(engine, "PREFLIGHT"):
         yield Problem("preflight", f"backend {name} does not offer `preflight`", "remove it")
     if job.max_cost is not None or job.budget is not None or job.stop_at_cap:
         yield from cap.problems(job, estimate(engine, job, file.sections[name]))
 
 
 def estimate(engine: Backend, job: JobSpec, options: Any) -> Estimate | None:
-    """What a job may cost; None if the backend does not say."""
-    if not _offers(engine, "Cost"):
-        return None
-    return cast(Cost, engine).cost(job, options)
+    """What a job may cost; None where the backend does not say."""
+    return engine.cost(job, options) if backend.offers(engine, "cost") else None
 
 
 def billed(plan: Plan) -> Estimate | None:
     """What a plan may cost; None if nothing is billed, or the backend does not say."""
     engine = backend.find(plan.backend)
-    bills = getattr(engine, "bills", None)
-    return estimate(engine, plan.job, plan.options) if bills and bills(plan.options) else None
-
-
-def _offers(engine: Backend, capability: str) -> bool:
-    return isinstance(engine, getattr(capabilities, capability))
+    billed = backend.offers(engine, "bills") and engine.bills(plan.options)
+    return estimate(engine, plan.job, plan.options) if billed else None
 
 
 def examine(file: JobFile) -> tuple[list[Problem], Bundle | None]:

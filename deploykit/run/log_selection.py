@@ -10,7 +10,6 @@ from datetime import datetime
 from itertools import islice
 
 from deploykit.backends import base as backend
-from deploykit.backends import capabilities
 from deploykit.job.model import Handle, LogLine
 from deploykit.lib.errors import NotFound, UsageError
 from deploykit.observe.folding import Folding, may_fold, plain
@@ -131,7 +130,7 @@ def _select(lines: Iterator[LogLine], wanted: Selection) -> Iterator[LogLine]:
 
 def _refuse_unknown_task(handle: Handle, task: int) -> None:
     """Raise UsageError if the run has no task of that number."""
-    count = capabilities.require(handle.backend, capabilities.Tasks).tasks(handle)
+    count = backend.require(handle.backend, "tasks").tasks(handle)
     if count is None:
         raise UsageError(f"{handle.run} is not a job array", hint="omit --task")
     if task not in range(count):

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from deploykit.backends import base as backend
-from deploykit.backends import capabilities
 from deploykit.job.model import LogLine, State
 from deploykit.lib.errors import DeploykitError
 from deploykit.observe import logfiles
@@ -79,7 +78,7 @@ class RunMetrics:
     def final(self) -> list[Point]:
         """Ask the service that ran the job for the metrics that it extracted, if it offers that."""
         engine = backend.find(self.row.backend)
-        if self.row.handle is None or not isinstance(engine, capabilities.Metrics):
+        if self.row.handle is None or not backend.offers(engine, "metrics"):
             return []
         try:
             points = list(engine.metrics(self.row.handle))
@@ -133,7 +132,7 @@ class RunMetrics:
 def logs_are_here(row: Run) -> bool:
     """Whether the log files of a run are in its folder on this machine, and complete."""
     engine = backend.find(row.backend)
-    if isinstance(engine, capabilities.LogsElsewhere) and row.handle is not None:
+    if backend.offers(engine, "logs_elsewhere") and row.handle is not None:
         return not engine.logs_elsewhere(row.handle)
     folder = Path(row.folder)
     return any(True for pattern in logfiles.ALL for _ in folder.glob(pattern))

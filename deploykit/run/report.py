@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deploykit.backends import base as backend
-from deploykit.cost import spent
-from deploykit.cost.spent import Spent
+from deploykit.cost import prices
+from deploykit.cost.prices import Spent
 from deploykit.diagnose.ranking import Cause
 from deploykit.job.model import LogLine, State
 from deploykit.lib import units
@@ -160,7 +160,7 @@ def _spent(row: Run) -> Spent | None:
     """What a run has cost, so far or in all; None if nothing is billed or known."""
     path = Path(row.folder, backend.PRICE)
     seconds = row.billed if State(row.state).final else row.seconds(now())
-    return spent.read(path, seconds) if path.exists() else None
+    return prices.spent(path, seconds) if path.exists() else None
 
 
 def _metric(series: Series) -> Metric:

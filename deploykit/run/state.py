@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from deploykit.backends import base as backend
-from deploykit.backends import capabilities
 from deploykit.backends.base import Backend
 from deploykit.job.model import NO_JOB, State, Status
 from deploykit.lib import paths
@@ -165,7 +164,7 @@ def attach(run: str, name: str, target: str | None) -> Run:
 
     Raises UsageError if the backend does not offer this, NotFound if there is no such run.
     """
-    engine = capabilities.require(name, capabilities.Attach)
+    engine = backend.require(name, "attach")
     if not registry.lookup(run):
         folder = paths.run_folder(registry.checked_id(run))
         handle = engine.attach(run, folder, target)

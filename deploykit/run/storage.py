@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from deploykit.backends import base as backend
-from deploykit.backends.capabilities import Remains
 from deploykit.bundle import archive as bundle
 from deploykit.bundle import node_plane
 from deploykit.job.decode import Malformed, read_json
@@ -256,7 +255,7 @@ def left_elsewhere(row: Run) -> list[tuple[str, str | None]]:
     locations: list[tuple[str, str | None]] = []
     with contextlib.suppress(UsageError):  # its backend is no longer installed
         engine = backend.find(row.backend)
-        if isinstance(engine, Remains):
+        if backend.offers(engine, "remains"):
             job = Handle(row.backend, row.target, row.id or "", row.run, row.folder)
             locations += engine.remains(job, row.output)
     output = Path(row.output)

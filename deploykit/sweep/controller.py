@@ -19,7 +19,6 @@ from optuna.study import Study
 from optuna.trial import TrialState
 
 from deploykit.backends import base as backend
-from deploykit.backends import capabilities
 from deploykit.job.model import Handle, State
 from deploykit.lib.errors import DeploykitError, Uncertain
 from deploykit.run import array as run_array
@@ -89,13 +88,13 @@ class Controller:
     @property
     def _longest(self) -> float:
         """The longest interval between two looks at the runs, in seconds."""
-        cheap = isinstance(backend.find(self.base.backend), capabilities.Ends)
+        cheap = backend.offers(backend.find(self.base.backend), "await_end")
         return _PRUNING if cheap and self._prunes else _POLL[1]
 
     def _sleep(self, seconds: float) -> None:
         """Until another look at the runs is worth it, `seconds` at the longest."""
         engine = backend.find(self.base.backend)
-        if not isinstance(engine, capabilities.Ends):
+        if not backend.offers(engine, "await_end"):
             time.sleep(seconds)
             return
         time.sleep(_POLL[0])

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from deploykit.backends import base as backend
-from deploykit.backends import capabilities
 from deploykit.bundle import archive as bundle
-from deploykit.cost import money, spent
-from deploykit.cost.budget import worst
+from deploykit.cost import money, prices
+from deploykit.cost.cap import worst
 from deploykit.cost.estimate import Estimate
 from deploykit.cost.money import Money
 from deploykit.job import checks
@@ -80,13 +79,13 @@ def _prepared(record: SweepRecord, keys: Mapping[str, str]) -> Base:
 def slots(base: Base) -> Sequence[Mapping[str, str]]:
     """Variables of each slot of the machine; none where slots do not differ."""
     engine = backend.find(base.backend)
-    return engine.slots(base.job, base.options) if isinstance(engine, capabilities.Slots) else ()
+    return engine.slots(base.job, base.options) if backend.offers(engine, "slots") else ()
 
 
 def largest_array(base: Base) -> int:
     """Most runs of the job in one job array; 0: none."""
     engine = backend.find(base.backend)
-    if base.job.budget is not None or not isinstance(engine, capabilities.Arrays):
+    if base.job.budget is not None or not backend.offers(engine, "submit_array"):
         return 0
     try:
         return engine.largest_array(base.options)
@@ -122,7 +121,7 @@ def _checkpoints(base: Base, run: str, first: str) -> str | None:
 
 def _sees_run_folders(base: Base) -> bool:
     engine = backend.find(base.backend)
-    return isinstance(engine, capabilities.Launch) and not any(engine.check_function(base.options))
+    return backend.offers(engine, "check_function") and not any(engine.check_function(base.options))
 
 
 class Request(NamedTuple):
@@ -231,8 +230,8 @@ def sum_of(amounts: Iterable[Money]) -> Money | None:
     return Money(sum((one.amount for one in known), Decimal(0)), known[0].currency)
 
 
-def _spent(row: Run) -> spent.Spent | None:
-    return spent.read(Path(row.folder, backend.PRICE), row.billed)
+def _spent(row: Run) -> prices.Spent | None:
+    return prices.spent(Path(row.folder, backend.PRICE), row.billed)
 
 
 def budget(sweep: Sweep, base: Base) -> Budget:

@@ -12,8 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from deploykit.advise import ParallelConfig, Training, activations, gpt
-from deploykit.advise.memory import rank_memory, stages
+from deploykit.advise import ParallelConfig, Training, gpt
+from deploykit.advise.memory import Activations, rank_memory, stages
 from tests.ports import free_port
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -134,7 +134,7 @@ def predict(world, each):
 def _rank(model, training, config, stage):
     memory = rank_memory(model, training, config, stage)
     buffers = dict(memory.buffers)
-    kept = activations.of_stage(model, training, config, stage.blocks, stage.index)
+    kept = Activations(model, training, config).of_stage(stage.blocks, stage.index)
     return {
         "parameters": memory.parameters,
         "gradients": memory.gradients,

@@ -11,11 +11,10 @@ import tomllib
 from pathlib import Path
 
 from deploykit.advise import Cluster, Training, gpt, gpt_of_size, gpus
-from deploykit.advise.architectures import llama
 from deploykit.advise.memory import memory
-from deploykit.advise.model_shape import Layer
-from deploykit.advise.traffic import step
-from deploykit.advise.workload import FULLY_SHARDED, ParallelConfig
+from deploykit.advise.models import Layer, llama
+from deploykit.advise.speed import step
+from deploykit.advise.strategies import FULLY_SHARDED, ParallelConfig
 
 RUNS = tomllib.loads((Path(__file__).parent / "published_runs.toml").read_text(encoding="utf-8"))
 ROWS = [group | run for group in RUNS["group"] for run in group["runs"]]

@@ -11,7 +11,7 @@ from urllib.parse import urlparse
 import pytest
 
 from deploykit.advise import Cluster, Training, advise, gpt, gpt_of_size, gpus
-from deploykit.advise.workload import Strategy
+from deploykit.advise.strategies import Strategy
 from deploykit.cli import main as cli
 from deploykit.job import file as jobfile
 
@@ -146,16 +146,30 @@ def test_gpus_are_found_however_they_are_written():
     assert gpus.find("a100") is None
 
 
-def test_the_answer_comes_first_and_the_table_beneath(capsys):
+def test_the_answer_is_one_sentence_above_a_table(capsys):
     assert run(*SEVEN, "--nodes", "2", "--gpus-per-node", "8") == 0
-    head, table, notes = capsys.readouterr().out.split("\n\n", 1)[1].split("\n\n")
-    assert len(head.splitlines()) <= 8
-    assert head.startswith("Case 2: the whole model does not fit on one GPU")
-    assert "Use pp" in head
-    assert "Next best: " in head
-    strategies = {line.split()[0].rstrip("*") for line in table.splitlines()[1:]}
-    assert strategies == {*Strategy.__args__} - {"sharded-table"}
+    sentence, table, notes = capsys.readouterr().out.split("\n\n", 1)[1].split("\n\n")
+    assert sentence.startswith("Use pp")
+    assert ": a whole copy does not fit on a GPU (ddp needs " in sentence
+    assert "; next best is " in sentence
+    assert len(sentence.splitlines()) == 1
+    rows = {line.split("\t")[0]: line.split("\t")[1] for line in table.splitlines()[1:]}
+    assert {name.rstrip("*") for name in rows} == {*Strategy.__args__} - {"sharded-table"}
+    assert rows["ddp"] == "does not fit"
+    assert [verdict for name, verdict in rows.items() if name.endswith("*")] == ["best"]
     assert "TCP at 25 Gb/s" in notes
+
+
+def test_what_was_assumed_of_the_batch_is_stated(capsys):
+    model = ("--parameters", "1B", "--gpu", "h100", "--nodes", "2", "--gpus-per-node", "4")
+    assert run(*model) == 0
+    said = capsys.readouterr().out
+    assert "; 64 x 2048 tokens a step" in said
+    assert "Assumed: --batch-size 64 (8 per GPU) and --sequence 2048; set them to yours.\n" in said
+    assert run(*model, "--sequence", "512", "--json") == 0
+    assert "Assumed: --batch-size 64 (8 per GPU); set them" in capsys.readouterr().out
+    assert run(*model, "--sequence", "512", "--batch-size", "8") == 0
+    assert "Assumed" not in capsys.readouterr().out
 
 
 def test_parts_add_up_to_the_total(capsys):
@@ -202,11 +216,10 @@ def test_every_problem_at_once(capsys):
     wrong = ("--parameters", "7X", "--gpu", "a100", "--fabric", "tpc", "--sequence", "0")
     assert run(*wrong) == 64
     assert capsys.readouterr().err.splitlines() == [
-        "error: advise: 5 problems",
+        "error: advise: 4 problems",
         "  --sequence: must be at least 1, got 0",
         "  --parameters: expected a number such as 7B, 350M or 124439808, got '7X'",
         "  --fabric: expected one of tcp, efa, infiniband; got 'tpc' (did you mean 'tcp'?)",
-        "  --batch-size: is required (for example 64)",
         "  --gpu: unknown GPU 'a100' (a100-80gb or a100-40gb)",
     ]
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from deploykit.advise import Cluster, Training, activations, advise, gpus
-from deploykit.advise.measured_model import from_counts
-from deploykit.advise.workload import ParallelConfig
+from deploykit.advise import Cluster, Training, advise, gpus, models
+from deploykit.advise.memory import Activations
+from deploykit.advise.models import from_counts
+from deploykit.advise.strategies import ParallelConfig
 from deploykit.cli import main as cli
 
 CHECKOUT = Path(__file__).parents[2]
@@ -53,7 +54,7 @@ def test_only_a_head_as_large_as_the_vocabulary_makes_logits():
     assert (tied.vocabulary, tied.tied, tied.head_size) == (1000, True, 64_000)
     assert (classifier.vocabulary, classifier.layers) == (0, 3)
     logits = [
-        activations.of_logits(model, Training(8, 64), ParallelConfig("single"))
+        Activations(model, Training(8, 64), ParallelConfig("single")).logits
         for model in (tied, classifier)
     ]
     assert logits == [8 * 64 * 1000 * 4 * 3, 0]
@@ -65,9 +66,9 @@ def test_convolutions_have_work_and_activations():
     assert model.parameters == 25_557_032
     assert math.isclose(model.sample.flops, 3 * 2 * 4.1e9, rel_tol=0.02)
     training = Training(64, 1, precision="fp32")
-    kept = activations.of_stage(model, training, ParallelConfig("single"), 0, 0)
+    kept = Activations(model, training, ParallelConfig("single")).of_stage(0, 0)
     assert kept == 64 * model.sample.saved * 4
-    halved = activations.of_stage(model, training, ParallelConfig("ddp", data=2), 0, 0)
+    halved = Activations(model, training, ParallelConfig("ddp", data=2)).of_stage(0, 0)
     assert halved == kept // 2
 
 
@@ -134,3 +135,31 @@ def test_what_is_no_task_is_told_from_one(monkeypatch, capsys):
         said := capsys.readouterr().err
     )
     assert "Given" in said
+
+
+def test_a_model_name_without_transformers_is_one_sentence(capsys, monkeypatch):
+    monkeypatch.setattr(models, "find_spec", lambda name: None)
+    assert cli.main(["advise", "--gpu", "h100", "--model", "Qwen/Qwen3-8B"]) == 64
+    said = capsys.readouterr().err
+    assert "--model Qwen/Qwen3-8B: the name of a model requires transformers in " in said
+
+
+@pytest.mark.torch
+def test_a_model_of_hugging_face_is_counted_from_its_configuration(tmp_path, monkeypatch, capsys):
+    """Llama 3 8B: 8,030,261,248 parameters, and keys for 8 of 32 heads."""
+    pytest.importorskip("transformers")
+    sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
+    sizes |= {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}
+    (tmp_path / "llama").mkdir()
+    config = {"model_type": "llama", "max_position_embeddings": 8192, **sizes}
+    (tmp_path / "llama/config.json").write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["advise", "--gpu", "h100", "--model", "./llama", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"] == 8_030_261_248
+    model = models.counted("./llama", "", heads=None)
+    expected = models.llama(
+        layers=32, width=4096, heads=32, kv_heads=8, feedforward=14336, vocabulary=128256
+    )
+    shape = ("width", "layers", "heads", "kv_heads", "feedforward", "vocabulary", "gated", "tied")
+    assert [getattr(model, name) for name in shape] == [getattr(expected, name) for name in shape]
+    assert model.length == 8192

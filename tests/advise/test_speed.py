@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from deploykit.advise import Cluster, Training, activations, gpt, gpt_of_size, gpus
-from deploykit.advise.memory import memory
-from deploykit.advise.traffic import step
-from deploykit.advise.workload import ParallelConfig
+from deploykit.advise import Cluster, Training, gpt, gpt_of_size, gpus
+from deploykit.advise.memory import Activations, memory
+from deploykit.advise.speed import step
+from deploykit.advise.strategies import ParallelConfig
 from deploykit.cli import main as cli
 from deploykit.job import file as jobfile
 from tests.advise.published import compared
@@ -50,7 +50,7 @@ def test_selective_checkpointing_is_between_none_and_all():
         dataclasses.replace(SHARDED, checkpointing=True),
     ]
     times = [seconds(kind) for kind in kinds]
-    kept = [activations.of_stage(BILLION, Training(64, 2048), kind, 24, 0) for kind in kinds]
+    kept = [Activations(BILLION, Training(64, 2048), kind).of_stage(24, 0) for kind in kinds]
     assert times == sorted(times)
     assert times[1] < 1.2 * times[0] < times[2]
     assert kept == sorted(kept, reverse=True)
@@ -67,7 +67,7 @@ def test_fused_operations_are_faster_and_keep_fewer_logits():
 def test_ranks_of_tensor_parallelism_share_the_logits():
     config = ParallelConfig("tp", tensor=8)
     split, whole = (
-        activations.of_logits(BILLION, Training(8, 2048, loss_parallel=each), config)
+        Activations(BILLION, Training(8, 2048, loss_parallel=each), config).logits
         for each in (True, False)
     )
     assert split * 6 == whole
@@ -116,7 +116,7 @@ def test_the_job_file_has_what_the_trainer_can_do_of_the_recommendation(tmp_path
     argv = ["--parameters", "300M", "--gpu", "t4", "--nodes", "4", "--precision", "fp16"]
     argv += ["--batch-size", "32", "--sequence", "1024", "--checkpoint-activations", "off"]
     assert cli.main(["advise", *argv, "--compile", "on", "--write", str(path)]) == 0
-    assert "gradients sent in fp16" in capsys.readouterr().out
+    assert "gradients in fp16" in capsys.readouterr().out
     words = jobfile.parse(path)[0]["entrypoint"]["args"]
     assert words[words.index("--compress") + 1] == "fp16"
     assert "--compile" in words

@@ -105,6 +105,15 @@ def test_doctor_sees_the_script_and_its_arguments(project, capsys):
     assert "proof  89 columns\n" in shown.out
 
 
+def test_one_more_function_is_one_more_capability(project, capsys, monkeypatch):
+    def when(plan):
+        yield backend.Start("at the printer", plan.options, None, "out of paper")
+
+    monkeypatch.setattr(backend.find("print"), "when", when, raising=False)
+    assert "print\tyes\tdoctor, when\t" in run(capsys, "backends")[1].out
+    assert "at the printer" in run(capsys, "when", "--backend", "print")[1].out
+
+
 LACKING = {
     "attach": (["attach", "two", "--backend", "print"], "sagemaker"),
     "probe": (["backends", "print", "--probe"], "slurm"),

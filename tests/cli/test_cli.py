@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from deploykit.backends import base as backend
-from deploykit.backends import capabilities
 from deploykit.cli import main as cli
 from deploykit.cli.wait import follow
 from deploykit.lib import errors
@@ -335,7 +334,7 @@ def test_logs_of_an_invalid_time(logged, capsys):
 )
 def test_logs_of_a_task_that_does_not_exist(logged, capsys, monkeypatch, count, task, said):
     tasks = types.SimpleNamespace(tasks=lambda handle: count)
-    monkeypatch.setattr(capabilities, "require", lambda name, capability: tasks)
+    monkeypatch.setattr(backend, "require", lambda name, capability: tasks)
     assert run("logs", "one", f"--task={task}") == 64
     assert said in capsys.readouterr().err
 

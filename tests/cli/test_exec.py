@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from deploykit.backends import base as backend
-from deploykit.backends import local, node_command, sagemaker
+from deploykit.backends import local, sagemaker
 from deploykit.bundle import node_plane
 from deploykit.cli import main as cli
 from deploykit.job.model import Handle, State, Status
@@ -84,7 +84,7 @@ def test_the_command_line_of_this_machine(tmp_path):
     handle = Handle("local", os.uname().nodename, "one", "one", str(tmp_path))
     with pytest.raises(UsageError, match="one was submitted by a deploykit that had no `exec`"):
         local.enter(handle, 0, ["ls"], terminal=False)
-    program = tmp_path / "source" / node_command.ENTER
+    program = tmp_path / "source" / backend.ENTER
     program.parent.mkdir(parents=True)
     program.touch()
     assert local.enter(handle, 1, ["ls", "a b"], terminal=False) == [
@@ -98,7 +98,7 @@ def test_the_command_line_of_this_machine(tmp_path):
 
 
 def test_the_program_that_enters_is_in_every_bundle():
-    assert node_command.ENTER in node_plane.node_plane()
+    assert backend.ENTER in node_plane.node_plane()
 
 
 def test_a_container_of_sagemaker_takes_only_a_person(tmp_path):
@@ -129,7 +129,7 @@ def test_a_container_of_sagemaker_takes_only_a_person(tmp_path):
     ],
 )
 def test_what_cannot_be_entered_says_why(live, capsys, words, code, told):
-    program = live.folder / "source" / node_command.ENTER
+    program = live.folder / "source" / backend.ENTER
     program.parent.mkdir(parents=True)
     program.touch()
     assert cli.main(words) == code
@@ -137,7 +137,7 @@ def test_what_cannot_be_entered_says_why(live, capsys, words, code, told):
 
 
 def test_the_command_of_a_shell_as_json(live, capsys):
-    program = live.folder / "source" / node_command.ENTER
+    program = live.folder / "source" / backend.ENTER
     program.parent.mkdir(parents=True)
     program.touch()
     record(live.folder, 0)

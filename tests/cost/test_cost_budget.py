@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from deploykit.cli import main as cli
-from deploykit.cost import budget
+from deploykit.cost import cap
 from deploykit.lib import paths
 from deploykit.run import budgets, registry
 from tests.sweep.conftest import site, sweep, toy, write
@@ -138,4 +138,4 @@ def test_a_sweep_ends_at_the_budget_and_goes_on_with_more(job, write, sweep, toy
     ],
 )
 def test_a_budget_as_text(written, shown):
-    assert str(budget.parse(written)) == shown
+    assert str(cap.parse_budget(written)) == shown

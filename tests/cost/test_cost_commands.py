@@ -134,7 +134,7 @@ def test_the_cap_is_one_problem_among_the_others(section, capsys):
 def test_with_stop_at_cap_the_plan_tells_the_launchers_the_seconds(section, capsys):
     argv = ["submit", "--backend", "sagemaker", "--dry-run", "--max-cost", "0.10 USD"]
     shown = run(capsys, *argv, "--stop-at-cap")
-    assert "it is stopped before it costs more than 0.10 USD: after 4m 15s\n" in shown.err
+    assert "the run will be stopped after 4m 15s, before it exceeds 0.10 USD\n" in shown.err
     plan = json.loads(shown.out)
     told = json.loads(plan["Environment"]["DEPLOYKIT_CAP"])
     assert told == {"seconds": 255, "cap": "0.10 USD", "hourly": "1.408 USD"}

@@ -68,7 +68,7 @@ def facts():
         (
             "how-to/choose-a-strategy.md",
             r"shards over more than (\d+) nodes",
-            constant("WIDE_SHARDING"),
+            constant("_WIDE_SHARDING"),
         ),
         ("explanation/strategies.md", r"after (\w+) exact steps", constant("UNCOMPRESSED_STEPS")),
     ]

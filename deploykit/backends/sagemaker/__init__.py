@@ -36,7 +36,7 @@ PREFLIGHT = backend.PREFLIGHT
 
 
 def missing(absent: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """What is missing to submit from this machine; see `deploykit.backends.capabilities.Ready`."""
+    """What is missing to submit from this machine; see `base.Capabilities.missing`."""
     if absent:
         yield from ((name, f"pip install {name}") for name in absent)
         return
@@ -55,7 +55,7 @@ def missing(absent: Sequence[str]) -> Iterator[tuple[str, str]]:
 def examine(
     job: JobSpec, options: Options, *, saved: Path | None, save: Path | None
 ) -> Iterator[Finding]:
-    """Findings about the AWS account and network; see `deploykit.backends.capabilities.Doctor`."""
+    """Findings about the AWS account and network; see `base.Capabilities.examine`."""
     from deploykit.backends.sagemaker import doctor  # the verb's own module
 
     yield from doctor.examine(job, options, saved, save)

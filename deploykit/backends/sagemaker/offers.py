@@ -14,11 +14,11 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from deploykit.backends.capabilities import Start
+from deploykit.backends.base import Start
 from deploykit.backends.sagemaker import aws, catalog
 from deploykit.backends.sagemaker.options import Options, region
 from deploykit.cost import money, prices
-from deploykit.cost.estimate import Charge, Estimate, Seconds, attempts
+from deploykit.cost.estimate import Charge, Estimate, Seconds
 from deploykit.cost.prices import Price, PriceList
 from deploykit.job.decode import Malformed, from_json
 from deploykit.job.model import JobSpec, Plan
@@ -115,7 +115,8 @@ def _billed_time(job: JobSpec, options: Options) -> tuple[Seconds, str]:
     """How long the machines are billed, and how the worst case is made."""
     limit, count = job.resources.time_limit, 1 + job.retries
     worst = count * (limit + _GRACE)
-    how = f"{attempts(count)} of {units.exact_span(limit)} and {units.exact_span(_GRACE)} to end"
+    attempts = units.plural(count, "attempt")
+    how = f"{attempts} of {units.exact_span(limit)} and {units.exact_span(_GRACE)} to end"
     longest = max(limit, options.max_wait or 0) + _GRACE
     if options.spot and options.max_wait and longest < worst:
         worst = longest

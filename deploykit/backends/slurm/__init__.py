@@ -20,7 +20,7 @@ from deploykit.backends.slurm.script import plan as plan
 from deploykit.job.model import Handle, JobSpec, LogLine, Plan, Status
 
 if TYPE_CHECKING:
-    from deploykit.backends.capabilities import Profile, Start
+    from deploykit.backends.base import Profile, Start
     from deploykit.cost.estimate import Estimate
     from deploykit.lib.finding import Finding
 

@@ -15,7 +15,7 @@ from decimal import Decimal
 from deploykit.backends.slurm import site
 from deploykit.backends.slurm.options import Options, Restarts
 from deploykit.cost import money
-from deploykit.cost.estimate import Charge, Estimate, Seconds, attempts
+from deploykit.cost.estimate import Charge, Estimate, Seconds
 from deploykit.job.model import JobSpec, Resources
 from deploykit.lib import units
 from deploykit.lib.errors import NotFound
@@ -65,7 +65,7 @@ def estimate(job: JobSpec, options: Options) -> Estimate:
         what=f"{count.normalize():f} {_UNIT_NAMES[per]}",
         hourly=count * price.amount,
         seconds=Seconds(limit, limit, starts * (rounded + _LATE)),
-        how=f"{attempts(starts)} of {spans}",
+        how=f"{units.plural(starts, 'attempt')} of {spans}",
     )
     return Estimate(
         charges=(charge,),

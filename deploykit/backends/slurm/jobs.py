@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from deploykit.backends import node_command
+from deploykit.backends import base
 from deploykit.backends.slurm import arrays, commands, remote, states
 from deploykit.backends.slurm.states import Row
 from deploykit.job.model import Handle, LogLine, State, Status
@@ -370,7 +370,7 @@ def dump(handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
             hint=f"log in to the task's node and run `py-spy dump --pid PID` ({handle.id}_TASK)",
         )
     processes = exit_records.processes(Path(handle.folder))
-    node_command.require_some(processes, handle.run)
+    base.require_processes(processes, handle.run)
     remote_folder = remote.recorded_folder(Path(handle.folder))
     run_folder = remote_folder.folder if remote_folder else handle.folder
     kept = f"{run_folder}/{stacks.FOLDER}/{folder.name}"
@@ -378,7 +378,7 @@ def dump(handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
     argv = [
         *step_argv(step_id(handle), hosts),
         *("--input=none", "--ntasks-per-node=1", "--kill-on-bad-exit=0"),
-        *node_command.argv(processes[0], "slurm", (run_folder, kept), native=native),
+        *base.dump_command(processes[0], "slurm", (run_folder, kept), native=native),
     ]
     if remote_folder is None:
         code, _, err = shell.run([*commands.clean_environment(""), *argv], timeout=_DUMP_TIMEOUT)
@@ -400,20 +400,20 @@ def enter(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) 
             hint=f"srun --overlap --pty --jobid={handle.id}_TASK bash",
         )
     folder = Path(handle.folder)
-    process = node_command.process_of(exit_records.processes(folder), handle.run, rank)
+    process = base.rank_process(exit_records.processes(folder), handle.run, rank)
     remote_folder = remote.recorded_folder(folder)
     if remote_folder is None:
-        node_command.require_program(folder, handle.run)
+        base.require_enter(folder, handle.run)
     argv = [
         *step_argv(step_id(handle), [process.host]),
         *(["--pty"] if terminal else []),
-        *node_command.enter(
+        *base.enter_command(
             process, "slurm", remote_folder.folder if remote_folder else str(folder), command
         ),
     ]
     if remote_folder is None:
         return [*commands.clean_environment(""), *argv]
-    program = shlex.quote(f"{remote_folder.folder}/source/{node_command.ENTER}")
+    program = shlex.quote(f"{remote_folder.folder}/source/{base.ENTER}")
     missing = shlex.quote("deploykit: the bundle of this run cannot be entered")
     script = f"[ -e {program} ] || {{ echo {missing} >&2; exit 69; }}; exec {shlex.join(argv)}"
     return remote.attached(remote_folder.host, script, terminal=terminal)

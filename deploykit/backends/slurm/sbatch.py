@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from deploykit.backends import base as backend
-from deploykit.backends.capabilities import Start
+from deploykit.backends.base import Start
 from deploykit.backends.slurm import arrays, commands, remote, script, site, states
 from deploykit.backends.slurm.options import Options
 from deploykit.backends.slurm.remote import RemoteFolder
@@ -264,7 +264,7 @@ def largest_array(options: Options) -> int:
 
 
 def submit_array(plans: Sequence[Plan], folder: Path, name: str, at_once: int) -> list[Handle]:
-    """Queue the plans as one array; see `deploykit.backends.capabilities.Arrays`."""
+    """Queue the plans as one array; see `base.Capabilities.submit_array`."""
     first = plans[0]
     check_prerequisites(first)
     bundles.unpack(bundles.store(first.bundle), folder / "source")

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from deploykit.backends.capabilities import Profile
+from deploykit.backends.base import Profile
 from deploykit.backends.slurm import commands
 from deploykit.backends.slurm.options import Options
 from deploykit.job.decode import decode, read_json, whole

@@ -40,14 +40,14 @@ def submit(capsys, seconds):
     assert cli.main(argv) == 65
     assert "is less than the job may cost" in capsys.readouterr().err
     assert cli.main([*argv, "--stop-at-cap"]) == 0
-    line = f"it is stopped before it costs more than {seconds}.00 USD: after {seconds // 60}m\n"
+    line = f"will be stopped after {seconds // 60}m, before it exceeds {seconds}.00 USD\n"
     assert line in capsys.readouterr().err
     *_, (row,) = run_state.wait_all([f"capped-{seconds}"])
     return row
 
 
 def test_it_saves_stops_in_time_and_is_not_requeued(cluster, project, capsys, monkeypatch):
-    monkeypatch.setattr(cap, "_LEAST", 30)
+    monkeypatch.setattr(cap, "_MIN_SECONDS", 30)
     (project / "train.py").write_text(PROGRAM)
     for seconds in SECONDS:
         row = submit(capsys, seconds)
