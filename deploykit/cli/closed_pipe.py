@@ -26,9 +26,12 @@ def noticed() -> Iterator[None]:
     before = signal.signal(signal.SIGPIPE, _raise)
     end, stop = os.pipe()
     watch = threading.Thread(target=_watch, args=(end,), daemon=True)
-    watch.start()
     try:
-        yield
+        try:
+            watch.start()
+            yield
+        finally:
+            signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # or it could interrupt what follows
     except _ReaderGone:
         raise BrokenPipeError from None
     finally:

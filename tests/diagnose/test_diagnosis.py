@@ -360,7 +360,7 @@ def test_an_array_is_diagnosed_from_the_logs_of_its_tasks_that_failed(tmp_path, 
 
 
 def test_the_cause_in_one_line_reads_a_few_tasks_only(capsys, monkeypatch):
-    monkeypatch.setattr(run_diagnosis, "_BRIEFLY", 2)
+    monkeypatch.setattr(run_diagnosis, "_MAX_TASKS_BRIEFLY", 2)
     folder = add_array([0, 1, 1, 1])
     log = folder / "tasks/3/logs/node-0.log"
     log.write_text("torch.OutOfMemoryError: CUDA out of memory\n")

@@ -83,7 +83,9 @@ def test_the_limit_of_the_job_file_reaches_the_nodes(project, capsys):
 
 
 def test_sagemaker_says_that_it_has_no_limit(project, capsys):
-    cli.main(["check", "--backend", "sagemaker", "--set", "log_limit=8MiB"])
+    role = "sagemaker.role=arn:aws:iam::123456789012:role/training"
+    words = ["--set", role, "--set", "sagemaker.bucket=my-bucket", "--set", "log_limit=8MiB"]
+    cli.main(["check", "--backend", "sagemaker", *words])
     assert "log_limit: is not enforced on SageMaker" in capsys.readouterr().err
 
 
