@@ -10,12 +10,24 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from deploykit.job import checks
 from deploykit.job.model import JobSpec, Problem
 
 KEY = "a private key"
+
+
+class _Pattern(NamedTuple):
+    """What a kind of secret looks like, and texts of which each match holds at least one."""
+
+    kind: str
+    literals: tuple[bytes, ...]
+    """Looked for first, since that is many times faster than a regular expression."""
+    regex: bytes
+    """Matched from a word boundary on."""
+
 
 _REACH = 8192
 """Bytes that a pattern may examine from its start on."""
@@ -30,74 +42,110 @@ _AWS_SECRET = rb"[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=])"
 _HEX_KEY = rb"(?<![0-9A-Za-z])[0-9a-f]{40}(?!\w)"
 _SEPARATOR = rb"[\s\"'`,;#*()<>\\]"
 """Between words of a key, also in code that joins quoted lines."""
-_KEY_PATTERNS = (
+_PATTERNS = (
     # A header with a line of base64 below it, or with base64 within the next 16 words, such as the
     # fields of RFC 1421 and OpenPGP. Code that only mentions a header has neither.
-    rb"BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,5}(?:"
-    rb"[ \t]*(?:\\+[rn]|\r|\n)+[ \t]*[A-Za-z0-9+/]{3,}={0,2}[ \t]*(?:[\\\r\n\"']|-----END|\Z)"
-    rb"|(?:%b++(?!-{4,5} ?END)[^\s\"'`,;#*()<>\\]++){0,16}?%b++[A-Za-z0-9+/]{48})"
-    % (_SEPARATOR, _SEPARATOR),
-    rb"PuTTY-User-Key-File-\d[\s\S]{1,4000}?\nPrivate-Lines:",
-    rb"AGE-SECRET-KEY-1[A-Z0-9]{58}",
-)
-_TOKEN_PATTERNS = (
-    ("an AWS access key", rb"A[KS]IA[A-Z0-9]{16}(?![A-Za-z0-9])"),
-    ("an AWS secret key", rb"aws_secret_access_key" + _PUT + _AWS_SECRET),
-    ("an AWS secret key", rb"AWS_SECRET_ACCESS_KEY" + _PUT + _AWS_SECRET),
-    ("an AWS secret key", rb"[sS]ecretAccessKey" + _PUT + _AWS_SECRET),
-    ("a GitHub token", rb"gh[pousr]_[A-Za-z0-9]{36,}"),
-    ("a GitHub token", rb"github_pat_\w{36,}"),
-    ("a GitLab token", rb"gl(?:pat|dt|rt)-[\w-]{20,}"),
-    ("a Hugging Face token", rb"hf_[A-Za-z0-9]{34,}(?!\w)"),
-    ("a Slack token", rb"x(?:ox[abeoprs]|app)-(?=[A-Za-z-]*\d)[A-Za-z0-9-]{10,}"),
-    (
+    _Pattern(
+        KEY,
+        (b"PRIVATE KEY",),
+        rb"BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,5}(?:"
+        rb"[ \t]*(?:\\+[rn]|\r|\n)+[ \t]*[A-Za-z0-9+/]{3,}={0,2}[ \t]*(?:[\\\r\n\"']|-----END|\Z)"
+        rb"|(?:%b++(?!-{4,5} ?END)[^\s\"'`,;#*()<>\\]++){0,16}?%b++[A-Za-z0-9+/]{48})"
+        % (_SEPARATOR, _SEPARATOR),
+    ),
+    _Pattern(KEY, (b"PuTTY-User",), rb"PuTTY-User-Key-File-\d[\s\S]{1,4000}?\nPrivate-Lines:"),
+    _Pattern(KEY, (b"AGE-SECRET",), rb"AGE-SECRET-KEY-1[A-Z0-9]{58}"),
+    _Pattern("an AWS access key", (b"AKIA", b"ASIA"), rb"A[KS]IA[A-Z0-9]{16}(?![A-Za-z0-9])"),
+    _Pattern(
+        "an AWS secret key",
+        (b"aws_secret_access_key",),
+        rb"aws_secret_access_key" + _PUT + _AWS_SECRET,
+    ),
+    _Pattern(
+        "an AWS secret key",
+        (b"AWS_SECRET_ACCESS_KEY",),
+        rb"AWS_SECRET_ACCESS_KEY" + _PUT + _AWS_SECRET,
+    ),
+    _Pattern(
+        "an AWS secret key", (b"ecretAccessKey",), rb"[sS]ecretAccessKey" + _PUT + _AWS_SECRET
+    ),
+    _Pattern(
+        "a GitHub token",
+        (b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_"),
+        rb"gh[pousr]_[A-Za-z0-9]{36,}",
+    ),
+    _Pattern("a GitHub token", (b"github_pat_",), rb"github_pat_\w{36,}"),
+    _Pattern("a GitLab token", (b"glpat-", b"gldt-", b"glrt-"), rb"gl(?:pat|dt|rt)-[\w-]{20,}"),
+    _Pattern("a Hugging Face token", (b"hf_",), rb"hf_[A-Za-z0-9]{34,}(?!\w)"),
+    _Pattern(
+        "a Slack token",
+        (b"xox", b"xapp-"),
+        rb"x(?:ox[abeoprs]|app)-(?=[A-Za-z-]*\d)[A-Za-z0-9-]{10,}",
+    ),
+    _Pattern(
         "a Slack webhook",
+        (b"hooks.slack.com/services/",),
         rb"hooks\.slack\.com/services/T[A-Z0-9]{8,}/B[A-Z0-9]{8,}/[A-Za-z0-9]{20,}",
     ),
-    ("a Discord webhook", rb"api/webhooks/\d{17,20}/[\w-]{60,}"),
-    ("an Anthropic API key", rb"sk-ant-[a-z]+\d\d-[\w-]{32,}"),
-    ("an OpenRouter API key", rb"sk-or-v1-[0-9a-f]{64}"),
-    ("an OpenAI API key", rb"sk-(?:proj|svcacct|admin)-[\w-]{40,}"),
-    ("an OpenAI API key", rb"sk-(?:[A-Za-z0-9]{48}|[0-9a-f]{32})(?!\w)"),
-    ("a Groq API key", rb"gsk_[A-Za-z0-9]{48,}"),
-    ("a Replicate token", rb"r8_[A-Za-z0-9]{37}(?!\w)"),
-    ("a Perplexity API key", rb"pplx-[A-Za-z0-9]{48}"),
-    ("an xAI API key", rb"xai-[A-Za-z0-9]{70,}"),
-    ("a LangSmith API key", rb"lsv2_(?:pt|sk)_[0-9a-f]{32}_[0-9a-f]{10}"),
-    ("an NVIDIA API key", rb"nvapi-[\w-]{40,}"),
-    ("a Weights & Biases API key", rb"wandb_v1_\w{40,}"),
-    (
+    _Pattern("a Discord webhook", (b"api/webhooks/",), rb"api/webhooks/\d{17,20}/[\w-]{60,}"),
+    _Pattern("an Anthropic API key", (b"sk-ant-",), rb"sk-ant-[a-z]+\d\d-[\w-]{32,}"),
+    _Pattern("an OpenRouter API key", (b"sk-or-v1-",), rb"sk-or-v1-[0-9a-f]{64}"),
+    _Pattern(
+        "an OpenAI API key",
+        (b"sk-proj-", b"sk-svcacct-", b"sk-admin-"),
+        rb"sk-(?:proj|svcacct|admin)-[\w-]{40,}",
+    ),
+    _Pattern("an OpenAI API key", (b"sk-",), rb"sk-(?:[A-Za-z0-9]{48}|[0-9a-f]{32})(?!\w)"),
+    _Pattern("a Groq API key", (b"gsk_",), rb"gsk_[A-Za-z0-9]{48,}"),
+    _Pattern("a Replicate token", (b"r8_",), rb"r8_[A-Za-z0-9]{37}(?!\w)"),
+    _Pattern("a Perplexity API key", (b"pplx-",), rb"pplx-[A-Za-z0-9]{48}"),
+    _Pattern("an xAI API key", (b"xai-",), rb"xai-[A-Za-z0-9]{70,}"),
+    _Pattern("a LangSmith API key", (b"lsv2_",), rb"lsv2_(?:pt|sk)_[0-9a-f]{32}_[0-9a-f]{10}"),
+    _Pattern("an NVIDIA API key", (b"nvapi-",), rb"nvapi-[\w-]{40,}"),
+    _Pattern("a Weights & Biases API key", (b"wandb_v1_",), rb"wandb_v1_\w{40,}"),
+    _Pattern(
         "a Weights & Biases API key",
+        (b"wandb", b"WANDB", b"Wandb", b"WandB"),
         rb"[wW][aA][nN][dD][bB][^\n]{0,40}?(?i:key|login|token)[^\n]{0,20}?" + _HEX_KEY,
     ),
-    ("a Kaggle API key", rb"KGAT_[0-9a-f]{32}(?!\w)"),
-    ("a Kaggle API key", rb"KAGGLE_KEY" + _PUT + rb"[0-9a-f]{32}(?!\w)"),
-    ("a Neptune API token", rb"eyJhcGlfYWRkcmVzcyI6[A-Za-z0-9+/=_-]{40,}"),
-    ("a JSON web token", rb"eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{20,}"),
-    ("a Google API key", rb"AIza[\w-]{35}(?![\w-])"),
-    ("a Google client secret", rb"GOCSPX-[\w-]{28}"),
-    ("a Google access token", rb"ya29\.[\w-]{40,}"),
-    ("an Azure storage key", rb"AccountKey=[A-Za-z0-9+/]{86}=="),
-    ("an Azure signature", rb"sig=[A-Za-z0-9%/+]{43,70}(?:%3[Dd]|=)"),
-    ("an Azure client secret", rb"[\w~.][\w~.][\w~.][78]Q~[\w~.-]{31,34}(?![\w~.-])"),
-    ("a Stripe key", rb"[sr]k_live_[A-Za-z0-9]{16,}"),
-    ("a PyPI token", rb"pypi-AgE[\w-]{50,}"),
-    ("an npm token", rb"npm_[A-Za-z0-9]{36}(?!\w)"),
-    ("an npm token", rb"_authToken\s?=\s?\"?[A-Za-z0-9+/=_-]{20,}"),
-    ("a RubyGems token", rb"rubygems_[0-9a-f]{48}"),
-    ("a Databricks token", rb"dapi[0-9a-f]{32}(?!\w)"),
-    ("a DigitalOcean token", rb"dop_v1_[0-9a-f]{64}"),
-    ("a Docker token", rb"dckr_[op]at_[\w-]{27,}"),
-    ("a SendGrid API key", rb"SG\.[\w-]{20,24}\.[\w-]{39,50}(?![\w-])"),
-    ("a Telegram token", rb"\d\d{7,9}:AA[\w-]{33}(?![\w-])"),
-    ("a Vault token", rb"hvs\.[\w-]{80,}"),
-    ("a Terraform token", rb"[A-Za-z0-9][A-Za-z0-9]{13}\.atlasv1\.[\w-]{60,}"),
-    ("a Sentry token", rb"sntry[su]_[A-Za-z0-9+/=_]{60,}"),
-    ("a Grafana token", rb"glsa_[A-Za-z0-9]{32}_[0-9a-f]{8}"),
-    ("a Notion token", rb"ntn_[A-Za-z0-9]{46}(?!\w)"),
-    ("a Linear API key", rb"lin_api_[A-Za-z0-9]{40}(?!\w)"),
-    ("an Alibaba Cloud access key", rb"LTAI[A-Za-z0-9]{20}(?!\w)"),
-    ("a Tencent Cloud secret ID", rb"AKID[A-Za-z0-9]{32}(?!\w)"),
+    _Pattern("a Kaggle API key", (b"KGAT_",), rb"KGAT_[0-9a-f]{32}(?!\w)"),
+    _Pattern("a Kaggle API key", (b"KAGGLE_KEY",), rb"KAGGLE_KEY" + _PUT + rb"[0-9a-f]{32}(?!\w)"),
+    _Pattern(
+        "a Neptune API token",
+        (b"eyJhcGlfYWRkcmVzcyI6",),
+        rb"eyJhcGlfYWRkcmVzcyI6[A-Za-z0-9+/=_-]{40,}",
+    ),
+    _Pattern("a JSON web token", (b"eyJ",), rb"eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{20,}"),
+    _Pattern("a Google API key", (b"AIza",), rb"AIza[\w-]{35}(?![\w-])"),
+    _Pattern("a Google client secret", (b"GOCSPX-",), rb"GOCSPX-[\w-]{28}"),
+    _Pattern("a Google access token", (b"ya29.",), rb"ya29\.[\w-]{40,}"),
+    _Pattern("an Azure storage key", (b"AccountKey=",), rb"AccountKey=[A-Za-z0-9+/]{86}=="),
+    _Pattern("an Azure signature", (b"sig=",), rb"sig=[A-Za-z0-9%/+]{43,70}(?:%3[Dd]|=)"),
+    _Pattern(
+        "an Azure client secret",
+        (b"7Q~", b"8Q~"),
+        rb"[\w~.][\w~.][\w~.][78]Q~[\w~.-]{31,34}(?![\w~.-])",
+    ),
+    _Pattern("a Stripe key", (b"k_live_",), rb"[sr]k_live_[A-Za-z0-9]{16,}"),
+    _Pattern("a PyPI token", (b"pypi-AgE",), rb"pypi-AgE[\w-]{50,}"),
+    _Pattern("an npm token", (b"npm_",), rb"npm_[A-Za-z0-9]{36}(?!\w)"),
+    _Pattern("an npm token", (b"_authToken",), rb"_authToken\s?=\s?\"?[A-Za-z0-9+/=_-]{20,}"),
+    _Pattern("a RubyGems token", (b"rubygems_",), rb"rubygems_[0-9a-f]{48}"),
+    _Pattern("a Databricks token", (b"dapi",), rb"dapi[0-9a-f]{32}(?!\w)"),
+    _Pattern("a DigitalOcean token", (b"dop_v1_",), rb"dop_v1_[0-9a-f]{64}"),
+    _Pattern("a Docker token", (b"dckr_",), rb"dckr_[op]at_[\w-]{27,}"),
+    _Pattern("a SendGrid API key", (b"SG.",), rb"SG\.[\w-]{20,24}\.[\w-]{39,50}(?![\w-])"),
+    _Pattern("a Telegram token", (b":AA",), rb"\d\d{7,9}:AA[\w-]{33}(?![\w-])"),
+    _Pattern("a Vault token", (b"hvs.",), rb"hvs\.[\w-]{80,}"),
+    _Pattern(
+        "a Terraform token", (b".atlasv1.",), rb"[A-Za-z0-9][A-Za-z0-9]{13}\.atlasv1\.[\w-]{60,}"
+    ),
+    _Pattern("a Sentry token", (b"sntry",), rb"sntry[su]_[A-Za-z0-9+/=_]{60,}"),
+    _Pattern("a Grafana token", (b"glsa_",), rb"glsa_[A-Za-z0-9]{32}_[0-9a-f]{8}"),
+    _Pattern("a Notion token", (b"ntn_",), rb"ntn_[A-Za-z0-9]{46}(?!\w)"),
+    _Pattern("a Linear API key", (b"lin_api_",), rb"lin_api_[A-Za-z0-9]{40}(?!\w)"),
+    _Pattern("an Alibaba Cloud access key", (b"LTAI",), rb"LTAI[A-Za-z0-9]{20}(?!\w)"),
+    _Pattern("a Tencent Cloud secret ID", (b"AKID",), rb"AKID[A-Za-z0-9]{32}(?!\w)"),
 )
 _PLACEHOLDERS = (
     *(b"example", b"placeholder", b"changeme", b"dummy", b"your", b"fake", b"redacted"),
@@ -105,9 +153,6 @@ _PLACEHOLDERS = (
     b"eyjzdwiioiixmjm0nty3odkw",  # the sample of jwt.io
 )
 """Parts of the tokens in manuals, in lower case."""
-_PATTERN = re.compile(
-    rb"\b(?:%b)" % b"|".join([*_KEY_PATTERNS, *(pattern for _, pattern in _TOKEN_PATTERNS)])
-)
 _CERTAIN_VARIABLE = (
     r"(?i)(?:^|_)(?:SECRET|PASSPHRASE|API_?KEY|(?:ACCESS|SECRET|PRIVATE)_KEY)$|(?:PASSWORD|PASSWD)$"
 )
@@ -150,26 +195,41 @@ class Scanner:
         data = self._data + piece
         end = len(data) if last else max(len(data) - _REACH, self._done)
         counted = self._done
-        for match in _PATTERN.finditer(data, self._done):
-            if match.start() >= end:
-                break
-            kind = _kind(match[0])
-            if kind is not None and (kind == KEY or len(self.secrets) < _MAX_TOKENS_IN_FILE):
-                self._line += data.count(b"\n", counted, match.start())
-                counted = match.start()
+        for start, kind in _found_in(data, self._done, end):
+            if kind == KEY or len(self.secrets) < _MAX_TOKENS_IN_FILE:
+                self._line += data.count(b"\n", counted, start)
+                counted = start
                 self.secrets.append(Secret(kind, self._line))
         self._line += data.count(b"\n", counted, end)
         self._done = min(end, 1)
         self._data = data[end - self._done :]
 
 
-def _kind(text: bytes) -> str | None:
-    """The kind of secret that a match of `_PATTERN` is; None for a placeholder in a manual."""
-    if any(text.startswith(start) for start in (b"BEGIN ", b"PuTTY-", b"AGE-")):
-        return KEY
-    if any(word in text.lower() for word in _PLACEHOLDERS):
-        return None
-    return next((kind for kind, pattern in _TOKEN_PATTERNS if re.fullmatch(pattern, text)), None)
+def _found_in(data: bytes, begin: int, end: int) -> Iterator[tuple[int, str]]:
+    """Where secrets start between `begin` and `end`, and their kinds; no two overlap."""
+    matches = [
+        (match.start(), number, match.end())
+        for number, pattern in enumerate(_PATTERNS)
+        if any(literal in data for literal in pattern.literals)
+        for match in _compiled(pattern.regex).finditer(data, begin)
+        if match.start() < end
+    ]
+    free = begin
+    for start, number, stop in sorted(matches):
+        kind = _PATTERNS[number].kind
+        if start >= free and (kind == KEY or not _is_placeholder(data[start:stop])):
+            yield start, kind
+            free = stop
+
+
+@cache
+def _compiled(regex: bytes) -> re.Pattern[bytes]:
+    return re.compile(rb"\b(?:%b)" % regex)
+
+
+def _is_placeholder(text: bytes) -> bool:
+    """Whether a token is one of those in manuals."""
+    return any(word in text.lower() for word in _PLACEHOLDERS)
 
 
 def has_private_key(data: bytes) -> bool:
