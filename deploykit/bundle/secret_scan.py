@@ -147,6 +147,7 @@ _PATTERNS = (
     _Pattern("an Alibaba Cloud access key", (b"LTAI",), rb"LTAI[A-Za-z0-9]{20}(?!\w)"),
     _Pattern("a Tencent Cloud secret ID", (b"AKID",), rb"AKID[A-Za-z0-9]{32}(?!\w)"),
 )
+_LITERALS = [(text, number) for number, one in enumerate(_PATTERNS) for text in one.literals]
 _PLACEHOLDERS = (
     *(b"example", b"placeholder", b"changeme", b"dummy", b"your", b"fake", b"redacted"),
     *(b"xxxx", b"....", b"****", b"00000000", b"1234567890", b"0123456789", b"abcdefgh"),
@@ -207,11 +208,11 @@ class Scanner:
 
 def _found_in(data: bytes, begin: int, end: int) -> Iterator[tuple[int, str]]:
     """Where secrets start between `begin` and `end`, and their kinds; no two overlap."""
+    numbers = {number for literal, number in _LITERALS if literal in data}
     matches = [
         (match.start(), number, match.end())
-        for number, pattern in enumerate(_PATTERNS)
-        if any(literal in data for literal in pattern.literals)
-        for match in _compiled(pattern.regex).finditer(data, begin)
+        for number in numbers
+        for match in _compiled(_PATTERNS[number].regex).finditer(data, begin)
         if match.start() < end
     ]
     free = begin
