@@ -128,9 +128,17 @@ class Malformed(ValueError):
 
 def decode(cls: type[T], data: object, path: str = "") -> tuple[T | None, list[Problem]]:
     """`data` as an instance of the dataclass `cls`, and the problems; None when there are any."""
+    value, problems = decode_as_meant(cls, data, path)
+    return (None if problems else value), problems
+
+
+def decode_as_meant(cls: type[T], data: object, path: str) -> tuple[T | None, list[Problem]]:
+    """The same, but unknown keys count as what they probably mean, or are ignored.
+
+    So what else is wrong can be reported at once.
+    """
     problems: list[Problem] = []
-    value = _read(cls, data, path, problems)
-    return (None if problems else cast(T, value)), problems
+    return cast("T | None", _read(cls, data, path, problems)), problems
 
 
 def read_json(path: Path) -> Any:
@@ -193,7 +201,7 @@ def _read(hint: Any, data: object, path: str, problems: list[Problem]) -> Any:
         return None
     before = len(problems)
     value = _read_kind(kind, metadata, data, path, problems)
-    if len(problems) > before:
+    if _has_errors(problems[before:]):
         return None
     unit = next((f" {note.unit}" for note in metadata if isinstance(note, Quantity)), "")
     for note in metadata:
@@ -247,7 +255,12 @@ def _dataclass(cls: Any, data: object, path: str, problems: list[Problem]) -> An
     for name, field in known.items():
         if is_required(field) and field.name not in values:
             problems += _missing(cls, field.name, _join(path, name))
-    return None if len(problems) > before else cls(**values)
+    return None if _has_errors(problems[before:]) else cls(**values)
+
+
+def _has_errors(problems: Sequence[Problem]) -> bool:
+    """Whether there are others than unknown keys, without which a value can still be made."""
+    return any(problem.message != spelling.UNKNOWN_KEY for problem in problems)
 
 
 def is_required(field: dataclasses.Field[Any]) -> bool:

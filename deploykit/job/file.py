@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import yaml as pyyaml
 
 from deploykit.job import checks, spelling
-from deploykit.job.decode import Malformed, Plain, decode
+from deploykit.job.decode import Malformed, Plain, decode_as_meant
 from deploykit.job.model import JobSpec, Problem
 from deploykit.lib import quoting
 from deploykit.lib.errors import JobFileError, NotFound, UsageError
@@ -116,7 +116,7 @@ def load(
     }
     values: dict[str, Any] = {}
     for name, (cls, data) in parts.items():
-        value, more = decode(cls, data, name)
+        value, more = decode_as_meant(cls, data, name)
         problems += [_with_name(_as_written(problem, written), tree) for problem in more]
         values |= {name: value} if value is not None else {}
     file = None
