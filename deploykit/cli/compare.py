@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from deploykit.cli import comparison_text, output
-from deploykit.cli.comparison_text import Line
+from deploykit.cli import describe, output
+from deploykit.lib import units
 from deploykit.lib.errors import UsageError
 from deploykit.run import registry
 from deploykit.run import report as run_report
 from deploykit.run import state as run_state
-from deploykit.run.report import Comparison
+from deploykit.run.report import Comparison, MetricRow, RunFacts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     for one in facts:
         output.note(*(f"{one.row.run}: not read: {problem}" for problem in one.problems))
     if args.json:
-        output.emit(comparison_text.data(compared))
+        output.emit(data(compared))
     else:
         _show(compared)
     return 0
@@ -55,9 +56,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(compared: Comparison) -> None:
     headings = ["", *(facts.row.run for facts in compared.facts)]
-    lines = [*comparison_text.ends(compared), *comparison_text.settings(compared)]
-    metrics = list(comparison_text.metrics(compared))
-    output.table(headings, list(_cells([*lines, *metrics])), headings_in_pipe=True)
+    lines = [*ends(compared), *settings(compared)]
+    of_metrics = list(metrics(compared))
+    output.table(headings, list(_cells([*lines, *of_metrics])), headings_in_pipe=True)
     if not compared.settings:
         output.note("source, job and arguments are the same in all")
     elif compared.same:
@@ -69,3 +70,90 @@ def _show(compared: Comparison) -> None:
 def _cells(lines: Iterable[Line]) -> Iterator[Sequence[str]]:
     for name, texts, best in lines:
         yield [name, *(f"{text} *" if at in best else text for at, text in enumerate(texts))]
+
+
+UNKNOWN = "-"
+_HASH = 12
+"""Characters of a commit or of a bundle's hash that are shown."""
+
+
+class Line(NamedTuple):
+    """A heading, a text for each run, and the places of the best ones."""
+
+    name: str
+    texts: list[str]
+    best: frozenset[int] = frozenset()
+
+
+def ends(one: Comparison) -> Iterator[Line]:
+    """How the runs ended, whether or not that differs."""
+    yield Line("state", [state(facts) for facts in one.facts])
+    yield Line("duration", [units.span(run_report.seconds(facts)) for facts in one.facts])
+    if any(facts.cost for facts in one.facts):
+        yield Line("cost", [f.cost.total if f.cost else UNKNOWN for f in one.facts])
+    if any(facts.restarts for facts in one.facts):
+        yield Line("restarts", [str(facts.restarts) for facts in one.facts])
+
+
+def settings(one: Comparison) -> Iterator[Line]:
+    """Source, keys of the job and arguments that differ."""
+    for row in one.settings:
+        most = _HASH if row.name in {"commit", "bundle"} else None
+        yield Line(row.name, [UNKNOWN if it is None else it[:most] for it in row.values])
+
+
+def metrics(one: Comparison) -> Iterator[Line]:
+    """Metrics that differ: the last value, and the best one where that is another."""
+    for row in one.metrics:
+        if row.differs:
+            yield from _of_metric(row)
+
+
+def _of_metric(row: MetricRow) -> Iterator[Line]:
+    last = [_number(it.last if it else None) for it in row.values]
+    yield Line(f"{row.name}, last", last, row.winners(lambda it: it.last))
+    if row.has_best and any(it and it.best != it.last for it in row.values):
+        best = [_number(it.best if it else None) for it in row.values]
+        yield Line(f"{row.name}, best", best, row.winners(lambda it: it.best))
+
+
+def state(facts: RunFacts) -> str:
+    """``failed, exit code 3``."""
+    code = facts.row.exit_code
+    return f"{facts.row.state}, exit code {code}" if code else facts.row.state
+
+
+def data(one: Comparison) -> dict[str, Any]:
+    """The same as JSON: each value by its run."""
+    names = [facts.row.run for facts in one.facts]
+    return {
+        "runs": [_run(facts) for facts in one.facts],
+        "settings": [
+            {"name": row.name, "values": dict(zip(names, row.values, strict=True))}
+            for row in one.settings
+        ],
+        "same_settings": one.same,
+        "metrics": [_metric(row, names) for row in one.metrics],
+    }
+
+
+def _run(facts: RunFacts) -> dict[str, Any]:
+    own = {"restarts": facts.restarts, "problems": facts.problems}
+    return {**output.run_data(facts.row), **own}
+
+
+def _metric(row: MetricRow, names: list[str]) -> dict[str, Any]:
+    winners = row.winners(lambda it: it.best if row.has_best else it.last)
+    known = {name: one for name, one in zip(names, row.values, strict=True) if one is not None}
+    return {
+        "name": row.name,
+        "better": row.better,
+        "last": {name: describe.number(one.last) for name, one in known.items()},
+        "best": {name: describe.number(one.best) for name, one in known.items()},
+        "best_runs": [names[at] for at in sorted(winners)],
+        "sources": {name: one.source for name, one in known.items()},
+    }
+
+
+def _number(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.6g}"

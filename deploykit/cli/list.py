@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from deploykit.cli import arguments, output
+from deploykit.cli import arguments, describe, output
 from deploykit.job import file as jobfile
 from deploykit.job.model import State
 from deploykit.job.spelling import did_you_mean
@@ -60,9 +60,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         output.note(f"no runs yet; {_how_to_start()}")
     if args.cost and not args.json:
-        from deploykit.cli import spending  # decimal takes a while to import
-
-        output.note(*spending.budgets())
+        output.note(*describe.budget_lines())
     if rows and len(rows) < (total := search.count()):
         output.note(f"the newest {len(rows)} of {total} runs; all: -n {total}")
     return 0
@@ -93,6 +91,4 @@ def _cells(row: Run, *, cost: bool) -> list[str]:
 
 
 def _paid(row: Run) -> str:
-    from deploykit.cli import spending  # decimal takes a while to import
-
-    return spending.text(row, brief=True) or "-"
+    return describe.cost(row, brief=True) or "-"

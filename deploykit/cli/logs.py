@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
-from deploykit.cli import arguments, closed_pipe, output
+from deploykit.cli import arguments, closed_pipe, describe, output
 from deploykit.job.decode import DURATION
 from deploykit.job.model import LogLine, State
 from deploykit.observe.folding import Folding
@@ -147,9 +147,7 @@ def _print(
 
 def _bar_of(row: Run) -> Callable[[str], str]:
     """The progress bar of a run: that of its folder, else the one that is in its log."""
-    from deploykit.cli import progress_text  # only to follow
-
-    return lambda bar: progress_text.bar(row.folder) or bar
+    return lambda bar: describe.bar(row.folder) or bar
 
 
 def _none_message(args: argparse.Namespace, *, is_over: bool) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from deploykit.cli import output, progress_text
+from deploykit.cli import describe, output
 from deploykit.lib import units
 from deploykit.lib.errors import UsageError
 from deploykit.observe.metrics.points import Point
@@ -87,11 +87,11 @@ def _cells(row: Run, one: Point) -> Sequence[object]:
 
 
 def _point(one: Point) -> dict[str, Any]:
-    return {**one._asdict(), "value": progress_text.number(one.value)}
+    return {**one._asdict(), "value": describe.number(one.value)}
 
 
 def _data(row: Run, progress: Progress) -> dict[str, Any]:
-    return {"run": row.run, "state": row.state, "progress": progress_text.data(progress)}
+    return {"run": row.run, "state": row.state, "progress": describe.data(progress)}
 
 
 def _show(row: Run, progress: Progress, series: Iterable[Series]) -> None:
@@ -114,7 +114,7 @@ def _show(row: Run, progress: Progress, series: Iterable[Series]) -> None:
 def _texts(one: Progress) -> tuple[str, ...]:
     """The fields of a progress as text, in the order of `_FIELDS`."""
     left = "" if one.left is None else units.span(one.left)
-    rate, loss = progress_text.rate(one), "" if one.loss is None else f"{one.loss:.6g}"
+    rate, loss = describe.rate(one), "" if one.loss is None else f"{one.loss:.6g}"
     counts = (one.step, one.total, one.epoch, one.epochs)
     step, total, epoch, epochs = ("" if value is None else f"{value:.10g}" for value in counts)
     return step, total, epoch, epochs, loss, rate, left

@@ -7,16 +7,19 @@ made safe (terminal.py); a pipe gets it unchanged, byte for byte.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from deploykit.backends import base as backend
+from deploykit.cli import describe
 from deploykit.job.decode import encodable
 from deploykit.job.model import LogLine, Problem, State
 from deploykit.lib import shell, terminal, units
@@ -24,7 +27,6 @@ from deploykit.lib.errors import DeploykitError, OutputLost
 from deploykit.run.registry import Run, now
 
 if TYPE_CHECKING:
-    from deploykit.cli.last_line import LastLine
     from deploykit.observe.folding import Folding
 
 _STATE_COLORS = {
@@ -64,9 +66,7 @@ def on_terminal() -> bool:
 
 def is_live() -> bool:
     """Whether standard output is a terminal on which a page can be drawn again and again."""
-    from deploykit.cli import last_line
-
-    return last_line.is_possible(sys.stdout)
+    return is_possible(sys.stdout)
 
 
 def can_ask() -> bool:
@@ -110,8 +110,6 @@ def log(
         for line in lines:
             _log(out, line, colors=colors)
         return
-    from deploykit.cli.last_line import LastLine
-
     latest = [""]
     with LastLine(out, lambda: below(latest[0])) as last:
         for line in lines:
@@ -123,8 +121,6 @@ def log(
 
 def last_line(text: Callable[[], str]) -> LastLine:
     """A context in which standard error ends with what `text` returns, if it is a terminal."""
-    from deploykit.cli.last_line import LastLine
-
     return LastLine(sys.stderr, text)
 
 
@@ -261,9 +257,7 @@ def run_text(run: Run, diagnosis: str | None = None, progress: str = "") -> None
         if value:
             say(f"  {label:<7} {value}")
     if _is_over(run):
-        from deploykit.cli import written  # not needed for a submit
-
-        for number, text in enumerate(written.lines(run)):
+        for number, text in enumerate(describe.written_lines(run)):
             say(f"  {'' if number else 'files':<7} {text}")
 
 
@@ -274,25 +268,19 @@ def run_line(run: Run) -> None:
 
 
 def _written(run: Run) -> dict[str, Any] | None:
-    from deploykit.cli import written  # not needed for a submit
-
-    return written.data(run)
+    return describe.written_data(run)
 
 
 def _cost(run: Run) -> str:
     if not _is_priced(run):
         return ""
-    from deploykit.cli import spending
-
-    return spending.text(run)
+    return describe.cost(run)
 
 
 def _cost_data(run: Run) -> dict[str, Any] | None:
     if not _is_priced(run):
         return None
-    from deploykit.cli import spending
-
-    return spending.data(run)
+    return describe.cost_data(run)
 
 
 def _is_priced(run: Run) -> bool:
@@ -384,3 +372,70 @@ _UNENCODABLE = "deploykit"
 _PYTHONS = {"strict", "backslashreplace"}
 """Python's own error handlers, unless the user has chosen another."""
 codecs.register_error(_UNENCODABLE, _encoded)
+
+
+_PAUSE = 0.25
+"""Seconds between two drawings."""
+_WIDTH = 80
+"""Columns of a terminal that does not tell."""
+_ERASE = "\r\x1b[K"
+"""Back to the start of the line, and erase it (ECMA-48, 8.3.41)."""
+
+
+def is_possible(out: TextIO) -> bool:
+    """Whether a line of this stream can be overwritten."""
+    return out.isatty() and os.environ.get("TERM") not in {None, "", "dumb", "unknown"}
+
+
+class LastLine:
+    """A context in which the terminal `out` ends with the line that `text` returns.
+
+    Write other lines inside `hidden`. Where `out` is no such terminal, nothing is drawn.
+    """
+
+    def __init__(self, out: TextIO, text: Callable[[], str]) -> None:
+        self._out, self._text = out, text
+        self.drawn = is_possible(out)
+        """Whether the line is drawn here."""
+        self._shown = ""
+        self._lock = threading.Lock()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        if self.drawn:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        if self.drawn:
+            self._thread.join()
+            self._draw("")
+
+    @contextlib.contextmanager
+    def hidden(self) -> Iterator[None]:
+        """A block in which the line is not there."""
+        with self._lock:
+            shown = self._shown
+            self._draw("")
+            yield
+            self._draw(shown)
+
+    def _run(self) -> None:
+        while not self._end.wait(_PAUSE):
+            text = self._text()
+            with self._lock:
+                self._draw(text)
+
+    def _draw(self, text: str) -> None:
+        if text == self._shown or not self.drawn:
+            return
+        from rich.cells import set_cell_size  # only on a terminal
+
+        with contextlib.suppress(OSError, ValueError):  # a terminal that was closed
+            width = os.get_terminal_size(self._out.fileno()).columns or _WIDTH
+            shown = set_cell_size(terminal.line(text), max(1, width - 1)).rstrip()
+            self._out.write(f"{_ERASE}{shown}")
+            self._out.flush()
+        self._shown = text

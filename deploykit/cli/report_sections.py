@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from deploykit.backends import base as backend
-from deploykit.cli import comparison_text, output, progress_text, report_page, written
-from deploykit.cli.comparison_text import Line
+from deploykit.cli import compare, describe, output, report_page
+from deploykit.cli.compare import Line
 from deploykit.job.model import State
 from deploykit.lib import paths, shell, units
 from deploykit.lib.paths import is_address
@@ -91,7 +91,7 @@ def _view(report: RunReport) -> dict[str, Any]:
         # without the variables, which the environment shows
         "settings": [one for one in facts.settings.items() if not one[0].startswith("env.")],
         "files": [(path.as_uri(), str(path.relative_to(folder))) for path in report.files],
-        "written": "\n".join(written.lines(facts.row)),
+        "written": "\n".join(describe.written_lines(facts.row)),
         "problems": report.problems,
     }
 
@@ -110,7 +110,7 @@ def _sentence(one: RunReport) -> str:
         parts[0] += f": {row.reason[:MAX_REASON]}"
     if one.causes:
         parts.append(f"The cause: {one.causes[0].rule.means}")
-    if far := progress_text.line(facts.progress, ended=State(row.state).final):
+    if far := describe.line(facts.progress, ended=State(row.state).final):
         parts.append(f"It reached {far}")
     return ". ".join(parts) + "."
 
@@ -169,7 +169,7 @@ def _facts(one: RunReport) -> list[tuple[str, str]]:
         ("uncommitted changes", facts.source.changes or ""),
         ("bundle", facts.source.bundle),
         ("cost", str(facts.cost) if facts.cost else ""),
-        ("pace", progress_text.rate(facts.progress)),
+        ("pace", describe.rate(facts.progress)),
     ]
 
 
@@ -203,8 +203,8 @@ def _part(span: Span) -> TimePart:
 
 def _compared(facts: Sequence[RunFacts]) -> dict[str, Any]:
     compared = run_report.compare(facts)
-    settings = [*comparison_text.ends(compared), *comparison_text.settings(compared)]
-    metrics = list(comparison_text.metrics(compared))[:MAX_METRICS]
+    settings = [*compare.ends(compared), *compare.settings(compared)]
+    metrics = list(compare.metrics(compared))[:MAX_METRICS]
     return {
         "headings": ["", *(one.row.run for one in facts)],
         "settings": [_row(line) for line in settings],

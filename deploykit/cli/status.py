@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from deploykit.cli import output
+from deploykit.cli import describe, output
 from deploykit.job.model import State
 from deploykit.run import diagnosis as run_diagnosis
 from deploykit.run import registry
@@ -38,7 +38,6 @@ def _progress(row: Run) -> str:
     """How far a run is that is running; empty where its log and files do not tell."""
     if State(row.state) is not State.RUNNING:
         return ""
-    from deploykit.cli import progress_text
     from deploykit.run import metrics as run_metrics  # only for a run that runs
 
-    return progress_text.line_or_bar(run_metrics.brief(row), row.folder)
+    return describe.line_or_bar(run_metrics.brief(row), row.folder)

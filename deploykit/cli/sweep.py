@@ -213,9 +213,9 @@ def _end(record: SweepRecord, *, as_json: bool) -> int:
 
 
 def _show(sweep: SweepSummary) -> None:
-    from deploykit.cli import sweep_text  # imports Optuna
+    from deploykit.cli import sweep_watch  # imports Optuna
 
-    output.say(*sweep_text.lines(sweep))
+    output.say(*sweep_watch.lines(sweep))
 
 
 def _detach(record: SweepRecord, *, as_json: bool) -> int:
@@ -229,7 +229,7 @@ def _detach(record: SweepRecord, *, as_json: bool) -> int:
 
 
 def _status(args: argparse.Namespace) -> int:
-    from deploykit.cli import sweep_text  # imports Optuna
+    from deploykit.cli import sweep_watch  # imports Optuna
     from deploykit.sweep import summary
 
     sweep = summary.of(folder.find(args.name))
@@ -243,7 +243,7 @@ def _status(args: argparse.Namespace) -> int:
             one.state,
             "-" if one.value is None else f"{one.value:.6g}",
             one.runs[-1].run if one.runs else "-",
-            sweep_text.settings(one),
+            sweep_watch.settings(one),
             one.reason,
         ]
         for one in sweep.trials
@@ -285,7 +285,7 @@ def _stop(args: argparse.Namespace) -> int:
 
 
 def _best(args: argparse.Namespace) -> int:
-    from deploykit.cli import sweep_text  # imports Optuna
+    from deploykit.cli import sweep_watch  # imports Optuna
     from deploykit.sweep import summary
 
     record = folder.find(args.name)
@@ -306,7 +306,7 @@ def _best(args: argparse.Namespace) -> int:
         f"{record.id}: trial {best.number}: {record.sweep.objective.metric} {best.value:.6g}"
     )
     output.say(*(f"  {name} = {value}" for name, value in best.values.items()))
-    output.say(*sweep_text.spread(sweep))
+    output.say(*sweep_watch.spread(sweep))
     output.say(*(f"  run     {row.run}" for row in best.runs))
     return 0
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from deploykit.cli import output, progress_text, sweep_text
+from deploykit.cli import describe, output
 from deploykit.job.model import State
 from deploykit.lib import terminal, units
 from deploykit.observe.metrics.progress import Progress
@@ -128,7 +128,7 @@ def _live(watch: _Watch, view: _View, interval: float) -> _View:
 
 
 def _lines(view: _View) -> Iterator[str]:
-    yield from sweep_text.lines(view.sweep)
+    yield from lines(view.sweep)
     if view.going:
         yield ""
         yield from _columns([_HEADINGS, *map(_cells, view.going)])
@@ -153,17 +153,17 @@ def _cells(one: _Going) -> tuple[str, ...]:
         str(one.trial.number),
         one.row.run,
         one.row.state,
-        (progress_text.position(far) or ["-"])[0],
+        (describe.position(far) or ["-"])[0],
         "-" if far.left is None else units.span(far.left),
         "-" if far.loss is None else f"{far.loss:.4g}",
-        progress_text.sparkline(far.curve, _CURVE),
-        sweep_text.settings(one.trial),
+        describe.sparkline(far.curve, _CURVE),
+        settings(one.trial),
     )
 
 
 def _ended(one: TrialSummary) -> tuple[str, ...]:
     value = "-" if one.value is None else f"{one.value:.6g}"
-    return (str(one.number), one.state, value, sweep_text.settings(one))
+    return (str(one.number), one.state, value, settings(one))
 
 
 def _data(view: _View) -> dict[str, Any]:
@@ -173,8 +173,38 @@ def _data(view: _View) -> dict[str, Any]:
             "trial": one.trial.number,
             "run": one.row.run,
             "state": one.row.state,
-            "progress": progress_text.data(one.progress),
+            "progress": describe.data(one.progress),
         }
         for one in view.going
     ]
     return {**view.sweep.data(), "going": going}
+
+
+def lines(sweep: SweepSummary) -> Iterator[str]:
+    """The state of a sweep: its trials, its cost, the best of it."""
+    counts = ", ".join(f"{count} {state}" for state, count in sorted(sweep.counts.items()))
+    yield f"{sweep.record.id}: {sweep.state}"
+    yield f"  trials  {len(sweep.trials)} of {sweep.total}{f': {counts}' if counts else ''}"
+    if sweep.cost is not None:
+        cap = sweep.record.sweep.max_cost
+        yield f"  cost    {sweep.cost}{f' of {cap}' if cap else ''}"
+    if sweep.best is not None:
+        metric, best = sweep.record.sweep.objective.metric, sweep.best
+        yield f"  best    trial {best.number}: {metric} {best.value:.6g} ({settings(best)})"
+        yield from spread(sweep)
+
+
+def settings(one: TrialSummary) -> str:
+    """The values of a trial: ``lr=0.1 layers=2``."""
+    return " ".join(f"{name}={value}" for name, value in one.values.items())
+
+
+def spread(sweep: SweepSummary) -> Iterator[str]:
+    """How sure the best of repeated trials is."""
+    best = sweep.best
+    if best is None or best.spread is None:
+        return
+    yield f"          {best.spread}"
+    if others := sweep.not_clearly_worse:
+        numbers = ", ".join(map(str, others))
+        yield f"          not clearly worse, since the intervals overlap: {numbers}"

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from deploykit.backends import base as backend
-from deploykit.cli import arguments, closed_pipe, output
+from deploykit.cli import arguments, closed_pipe, describe, output
 from deploykit.job.model import State
 from deploykit.lib import shell, units
 from deploykit.lib.errors import DeploykitError, TimedOut
@@ -98,13 +98,12 @@ class Position:
         """The text for a run that runs; empty where its log and files do not tell."""
         if row.state != State.RUNNING.value or time.monotonic() < self._due:
             return self._text
-        from deploykit.cli import progress_text  # only on a terminal
         from deploykit.run.metrics import BRIEFLY, RunMetrics
 
         self._due = time.monotonic() + _AGAIN
         self._read = self._read or RunMetrics(row, most=BRIEFLY)
         self._read.refresh(fetch=False)
-        self._text = progress_text.line_or_bar(self._read.progress(), row.folder)
+        self._text = describe.line_or_bar(self._read.progress(), row.folder)
         return self._text
 
 
@@ -144,10 +143,9 @@ def _print_logs(row: Run, *, aside: bool, state: Callable[[], str]) -> None:
     """Print the lines as they arrive. An error is noted: it does not affect the run."""
     if row.handle is None:
         return
-    from deploykit.cli import progress_text  # not needed to wait
 
     def below(bar: str) -> str:
-        return progress_text.bar(row.folder) or bar or state()
+        return describe.bar(row.folder) or bar or state()
 
     try:
         folding = Folding()

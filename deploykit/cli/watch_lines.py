@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from deploykit.cli import output, progress_text, rank_lines
+from deploykit.cli import describe, output
 from deploykit.job.model import State
 from deploykit.lib import units
+from deploykit.observe.usage import RankUsage
 from deploykit.run import watch as run_watch
 from deploykit.run.registry import now
 from deploykit.run.watch import View
@@ -65,7 +66,7 @@ def _elapsed(view: View) -> float:
 
 
 def _position(view: View) -> str:
-    parts = [*progress_text.position(view.progress), progress_text.rate(view.progress)]
+    parts = [*describe.position(view.progress), describe.rate(view.progress)]
     if view.progress.left is not None and not State(view.row.state).final:
         parts.append(f"{units.span(view.progress.left)} left")
     text = ", ".join(filter(None, parts))
@@ -76,7 +77,7 @@ def _position(view: View) -> str:
 def _loss(view: View) -> str:
     if view.progress.loss is None:
         return ""
-    curve = progress_text.sparkline(view.progress.curve, _CURVE)
+    curve = describe.sparkline(view.progress.curve, _CURVE)
     return f"{view.progress.loss:.4g} {curve} ({view.progress.sources.get('loss', '')})"
 
 
@@ -95,7 +96,7 @@ def _restarts(view: View) -> str:
 
 
 def _usage(view: View) -> Iterator[str]:
-    return rank_lines.lines(view.usage) if view.usage else iter(())
+    return usage_lines(view.usage) if view.usage else iter(())
 
 
 _HEADINGS = ("run", "state", "for", "at", "left", "loss", "")
@@ -117,10 +118,10 @@ def _cells(view: View) -> tuple[str, ...]:
         view.row.run,
         view.row.state,
         units.span(seconds),
-        (progress_text.position(one) or ["-"])[0],
+        (describe.position(one) or ["-"])[0],
         "-" if one.left is None or over else units.span(one.left),
         "-" if one.loss is None else f"{one.loss:.4g}",
-        progress_text.sparkline(one.curve, _SMALL_CURVE),
+        describe.sparkline(one.curve, _SMALL_CURVE),
     )
 
 
@@ -143,16 +144,72 @@ def data(view: View) -> dict[str, Any]:
     """One run as JSON: what `status --json` has, and what is known of its inside."""
     return {
         **output.run_data(view.row),
-        "progress": progress_text.data(view.progress),
-        "loss_curve": [progress_text.number(value) for value in view.progress.curve],
+        "progress": describe.data(view.progress),
+        "loss_curve": [describe.number(value) for value in view.progress.curve],
         "attempt": view.attempt,
         "restarts": list(view.restarts),
         "error": [
             {"rank": line.rank, "node": line.node, "task": line.task, "text": line.text}
             for line in view.error
         ],
-        "ranks": [rank_lines.data(one) for one in view.usage],
+        "ranks": [usage_data(one) for one in view.usage],
         "slowest": view.slowest or None,
         "cause": view.cause or None,
         "problems": list(view.problems),
     }
+
+
+_EACH = 8
+"""Ranks that are shown one by one."""
+_GIB = 1 << 30
+
+
+def usage_lines(ranks: Sequence[RankUsage]) -> Iterator[str]:
+    """``rank 0: 98% CPU, 1.2 GiB, GPU 95%, 40.1 of 80.0 GiB``; many ranks in a line for each."""
+    if len(ranks) <= _EACH:
+        width = len(str(max((one.rank for one in ranks), default=0)))
+        for one in ranks:
+            yield f"rank {one.rank:>{width}}: {', '.join(_parts(one))}"
+        return
+    yield f"{len(ranks)} ranks, with the least and the most of each:"
+    yield from _extremes("CPU", [(one.cpu, one) for one in ranks], _percent)
+    yield from _extremes("memory", [(one.memory, one) for one in ranks], units.memory)
+    yield from _extremes("GPU", [(one.gpu, one) for one in ranks], _percent)
+    yield from _extremes("GPU memory", [(one.gpu_memory, one) for one in ranks], units.memory)
+
+
+def usage_data(one: RankUsage) -> dict[str, Any]:
+    """The usage of a rank as JSON."""
+    return {
+        "rank": one.rank,
+        "node": one.node,
+        "cpu_percent": one.cpu,
+        "memory_bytes": one.memory,
+        "gpu_percent": one.gpu,
+        "gpu_memory_bytes": one.gpu_memory,
+        "gpu_size_bytes": one.gpu_size,
+    }
+
+
+def _percent(value: float) -> str:
+    return f"{value:.0f}%"
+
+
+def _parts(one: RankUsage) -> list[str]:
+    parts = [] if one.cpu is None else [f"{one.cpu:.0f}% CPU"]
+    parts += [] if one.memory is None else [units.memory(one.memory)]
+    parts += [] if one.gpu is None else [f"GPU {one.gpu}%"]
+    if one.gpu_memory is not None and one.gpu_size is not None:
+        parts.append(f"{one.gpu_memory / _GIB:.1f} of {units.memory(one.gpu_size)}")
+    return parts or ["not known yet"]
+
+
+def _extremes(
+    name: str, values: Sequence[tuple[float | None, RankUsage]], shown: Callable[[float], str]
+) -> Iterator[str]:
+    known = sorted((value, one.rank) for value, one in values if value is not None)
+    if known:
+        (least, first), (most, last) = known[0], known[-1]
+        middle = known[len(known) // 2][0]
+        ends = f"{shown(least)} (rank {first}) to {shown(most)} (rank {last})"
+        yield f"{name} {ends}, median {shown(middle)}"

@@ -2,18 +2,233 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
+import sys
+import termios
+import textwrap
 import time
+import tty
+from collections.abc import Iterator
+from typing import Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
 from deploykit.cli import watch_lines
-from deploykit.cli.keyboard import Keyboard
-from deploykit.cli.watch_panes import CancelPane, LogPane, Pane, StackPane
 from deploykit.job.model import State
 from deploykit.lib import terminal
-from deploykit.run.watch import View, Watch
+from deploykit.lib.errors import DeploykitError
+from deploykit.observe.folding import Folding
+from deploykit.run import enter, log_selection
+from deploykit.run import state as run_state
+from deploykit.run.log_selection import Selection
+from deploykit.run.metrics import logs_are_here
+from deploykit.run.registry import Run
+from deploykit.run.watch import LOGS_AGAIN, View, Watch
+
+_ARROWS = {"A": "up", "B": "down", "C": "right", "D": "left", "5": "page up", "6": "page down"}
+"""What follows ``ESC [`` or ``ESC O`` (ECMA-48, 8.3; xterm's keypad)."""
+_REST = 0.05
+"""Seconds within which the rest of such a sequence comes."""
+
+
+class Keyboard:
+    """Reads keys as they are pressed; without a terminal at standard input none comes."""
+
+    def __init__(self) -> None:
+        self.is_there = sys.stdin.isatty()
+        self._waiting = ""
+        """What was read and is no key yet."""
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Keyboard]:
+        """Have keys delivered at once and not shown; Ctrl-C still interrupts."""
+        if not self.is_there:
+            yield self
+            return
+        before = termios.tcgetattr(sys.stdin)
+        try:
+            tty.setcbreak(sys.stdin)
+            yield self
+        finally:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+    def key(self, seconds: float) -> str | None:
+        """The next key; None if none is pressed within `seconds`."""
+        if not self._waiting and not self._read(seconds):
+            return None
+        key, self._waiting = self._waiting[0], self._waiting[1:]
+        if key != "\x1b":
+            return key
+        if not self._waiting:
+            self._read(_REST)
+        if self._waiting[:1] not in {"[", "O"} or len(self._waiting) < len("[A"):
+            return "escape"
+        name, rest = _ARROWS.get(self._waiting[1], ""), self._waiting[2:]
+        self._waiting = rest.removeprefix("~") if name.startswith("page") else rest
+        return name
+
+    def _read(self, seconds: float) -> bool:
+        """Wait for something, and read all that is there."""
+        if not self.is_there:
+            time.sleep(seconds)
+            return False
+        if select.select([sys.stdin], [], [], max(0.0, seconds))[0]:
+            piece = os.read(sys.stdin.fileno(), 1 << 10)
+            self.is_there = bool(piece)  # else the terminal is gone
+            self._waiting += piece.decode(errors="replace")
+        return bool(self._waiting)
+
+
+_MOST = 200
+"""Lines of a log that are kept to scroll in."""
+_NARROW = 78
+"""Columns of an error."""
+
+
+class Pane(Protocol):
+    """A part of the page about one run, which takes keys."""
+
+    keys: str
+    """What the keys do, in a line."""
+
+    def lines(self, view: View, height: int) -> list[str]:
+        """The lines that fit."""
+
+    def press(self, key: str) -> bool:
+        """Handle a key; whether the pane stays open."""
+
+
+class _Scroll:
+    """Which lines are shown of many; 0 lines are hidden at the end at first, or at the start."""
+
+    def __init__(self, *, at_end: bool) -> None:
+        self._at_end, self._hidden, self._page = at_end, 0, 1
+
+    def press(self, key: str) -> None:
+        """Move by a line or a page."""
+        steps = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -self._page, " ": self._page}
+        step = {**steps, "page down": self._page}.get(key, 0)
+        self._hidden = max(0, self._hidden + (-step if self._at_end else step))
+
+    def cut(self, lines: list[str], height: int) -> list[str]:
+        """The part that fits into `height` lines."""
+        self._page = height
+        self._hidden = min(self._hidden, max(0, len(lines) - height))
+        if not self._at_end:
+            return lines[self._hidden : self._hidden + height]
+        end = len(lines) - self._hidden
+        return lines[max(0, end - height) : end]
+
+
+class LogPane:
+    """The last lines of a rank."""
+
+    keys = "left/right other rank   up/down scroll   q back"
+
+    def __init__(self, rank: int = 0) -> None:
+        self._rank = rank
+        self._scroll = _Scroll(at_end=True)
+        self._read: list[str] = []
+        self._due = 0.0
+
+    def lines(self, view: View, height: int) -> list[str]:
+        """The log as it is now; one that is elsewhere is asked for seldom."""
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + (0 if logs_are_here(view.row) else LOGS_AGAIN)
+            self._read = _log(view.row, self._rank)
+        shown = self._scroll.cut(self._read, height - 1)
+        return [f"{view.row.run}: log of rank {self._rank}", *shown]
+
+    def press(self, key: str) -> bool:
+        """Choose another rank, or scroll."""
+        step = {"left": -1, "h": -1, "right": 1, "l": 1}.get(key, 0)
+        if step:
+            self._rank, self._due = max(0, self._rank + step), 0.0
+            self._scroll = _Scroll(at_end=True)
+        self._scroll.press(key)
+        return key not in {"q", "escape"}
+
+
+class StackPane:
+    """Where each rank stands, taken once."""
+
+    keys = "up/down scroll   d again   q back"
+
+    def __init__(self) -> None:
+        self._scroll = _Scroll(at_end=False)
+        self._taken: list[str] | None = None
+
+    def lines(self, view: View, height: int) -> list[str]:
+        """The stacks; taking them needs some seconds."""
+        if self._taken is None:
+            self._taken = _stacks(view.row)
+        return self._scroll.cut(self._taken, height)
+
+    def press(self, key: str) -> bool:
+        """Scroll, or take them again."""
+        self._scroll.press(key)
+        if key == "d":
+            self._scroll, self._taken = _Scroll(at_end=False), None
+        return key not in {"q", "escape"}
+
+
+class CancelPane:
+    """Asks whether to stop a run, and does it."""
+
+    keys = "y cancel it   any other key: back"
+
+    def __init__(self, row: Run) -> None:
+        self._row = row
+        self._error: list[str] = []
+
+    def lines(self, view: View, height: int) -> list[str]:
+        """The question, or what became of it."""
+        question = f"Cancel {self._row.run}? Its ranks get SIGTERM and time to save. (y/n)"
+        return ["", *(self._error or [question]), "", f"Its state is {view.row.state}."][:height]
+
+    def press(self, key: str) -> bool:
+        """Stop the run at ``y``; an error stays until the next key."""
+        if key.lower() != "y" or self._error:
+            return False
+        try:
+            run_state.cancel(self._row)
+        except DeploykitError as error:
+            self._error = _explained(error)
+            self.keys = "any key: back"
+            return True
+        return False
+
+
+def _log(row: Run, rank: int) -> list[str]:
+    wanted = Selection(rank=rank)
+    try:
+        lines = log_selection.tail(
+            row, wanted, _MOST, lambda new: Folding().fold(new), follow=False
+        )
+        return [text for line in lines for text in terminal.log(line.text, colors=False)[-1:]]
+    except (DeploykitError, OSError) as error:
+        return _explained(error)
+
+
+def _stacks(row: Run) -> list[str]:
+    try:
+        taken = enter.take_stacks(row)
+    except DeploykitError as error:
+        return _explained(error)
+    kept = " (it has ended; these were kept)" if taken.kept else ""
+    warnings = [f"warning: {text}" for text in taken.warnings]
+    return [f"{row.run}: stacks{kept}", "", *taken.lines(threads=False), *warnings]
+
+
+def _explained(error: Exception) -> list[str]:
+    """What went wrong and what to do, in lines that fit a narrow terminal."""
+    hint = getattr(error, "hint", None)
+    return [line for text in (str(error), hint) if text for line in textwrap.wrap(text, _NARROW)]
+
 
 _WITHOUT_KEYS = "Ctrl-C closes this page; the runs continue"
 _KEYS = "l log   d stacks   c cancel   q quit; the runs continue"

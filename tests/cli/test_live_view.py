@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from deploykit.cli import describe, output
 from deploykit.cli import main as cli
-from deploykit.cli import output, progress_text
 from deploykit.job.model import LogLine, State, Status
 from deploykit.run import metrics as run_metrics
 from deploykit.run import registry
@@ -159,7 +159,7 @@ def test_how_far_a_run_is_that_runs(live, capsys, text, shown):
     live.log(text.format(STAMP=STAMP))
     (row,) = registry.selected(["live-run"])
     row = row._replace(state="running")
-    assert progress_text.line_or_bar(run_metrics.brief(row), row.folder) == shown
+    assert describe.line_or_bar(run_metrics.brief(row), row.folder) == shown
     assert cli.main(["status", "live-run"]) == 0
     assert (f"  at      {shown}\n" in capsys.readouterr().out) == bool(shown)
 
@@ -167,9 +167,9 @@ def test_how_far_a_run_is_that_runs(live, capsys, text, shown):
 def test_a_bar_that_no_reader_knows_is_shown_as_it_is(live):
     (live.folder / "progress").write_text("##### 3 of 9\n")
     row = registry.get("live-run")
-    assert progress_text.line_or_bar(run_metrics.brief(row), row.folder) == "##### 3 of 9"
+    assert describe.line_or_bar(run_metrics.brief(row), row.folder) == "##### 3 of 9"
     (live.folder / "progress").write_text(" 37%|###   | 37/100 [00:10<00:17,  3.70it/s]\n")
-    assert progress_text.line_or_bar(run_metrics.brief(row), row.folder) == "step 37/100, 17s left"
+    assert describe.line_or_bar(run_metrics.brief(row), row.folder) == "step 37/100, 17s left"
 
 
 def test_words_of_a_bar_cannot_control_the_terminal(monkeypatch, live):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from deploykit.cli import describe
 from deploykit.cli import main as cli
-from deploykit.cli import written
 from deploykit.lib import paths, units
 from deploykit.lib.errors import JobFileError
 from deploykit.run import lifecycle, registry
@@ -134,25 +134,30 @@ FILES = {"folder": "/w", "count": 1, "bytes": 5, "largest": [["a\x1b[2J\nb", 5]]
 )
 def test_a_record_that_is_not_valid_is_no_record(tmp_path, record):
     folder = record_of(tmp_path, record)
-    assert list(written.lines(folder)) == []
-    assert written.data(folder) is None
+    assert list(describe.written_lines(folder)) == []
+    assert describe.written_data(folder) is None
 
 
 def test_checkpoints_are_listed_where_they_are_all_that_a_run_wrote(tmp_path):
     last = {"folder": "/c", "count": 1, "bytes": 61, "largest": [["last.pt", 61]]}
     record = {"working_folder": NONE, "output": NONE, "checkpoints": last}
     run = record_of(tmp_path, record)
-    assert list(written.lines(run)) == ["in checkpoints: 1, 61 B", "      61 B  last.pt"]
-    assert written.data(run)["checkpoints"]["largest"] == [{"path": "last.pt", "bytes": 61}]
+    assert list(describe.written_lines(run)) == ["in checkpoints: 1, 61 B", "      61 B  last.pt"]
+    assert describe.written_data(run)["checkpoints"]["largest"] == [
+        {"path": "last.pt", "bytes": 61}
+    ]
     run = record_of(tmp_path, record | {"output": last})
-    assert [line[:5] for line in written.lines(run) if line[0] == "i"] == ["in ou", "in ch"]
+    assert [line[:5] for line in describe.written_lines(run) if line[0] == "i"] == [
+        "in ou",
+        "in ch",
+    ]
     run = record_of(tmp_path, record | {"checkpoints": NONE})
-    assert list(written.lines(run)) == ["in output: none"]
+    assert list(describe.written_lines(run)) == ["in output: none"]
 
 
 def test_names_of_files_are_printed_without_control_characters(tmp_path):
     record = {"working_folder": FILES, "output": FILES, "outputs": ["a"]}
-    assert list(written.lines(record_of(tmp_path, record))) == [
+    assert list(describe.written_lines(record_of(tmp_path, record))) == [
         "in output: 1, 5 B",
         "       5 B  'a\\x1b[2J\\nb'",
         "in the working folder, /w: 1, 5 B",

@@ -11,8 +11,8 @@ import subprocess
 import pytest
 
 from deploykit.backends import base as backend
+from deploykit.cli import describe
 from deploykit.cli import main as cli
-from deploykit.cli import progress_text
 from deploykit.job.model import LogLine, State, Status
 from deploykit.lib.errors import BackendUnavailable
 from deploykit.run import state as run_state
@@ -375,7 +375,7 @@ def test_the_end_of_a_run_is_looked_at_once_more(live):
     ],
 )
 def test_a_curve_as_blocks(values, width, shown):
-    assert progress_text.sparkline(values, width) == shown
+    assert describe.sparkline(values, width) == shown
 
 
 def test_only_the_end_of_a_long_error_is_kept():

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploykit.cli import progress_text
+from deploykit.cli import describe
 from deploykit.job.model import LogLine
 from deploykit.observe import logfiles
 from deploykit.observe.metrics import progress
@@ -282,8 +282,8 @@ PIECES = st.sampled_from(
 @given(said=st.lists(st.lists(PIECES | st.text(max_size=5), max_size=12).map("".join), max_size=8))
 def test_any_text_is_read_and_can_be_shown(said):
     found, collection = read(plain(*said), BY_ARGUMENT)
-    json.dumps(progress_text.data(found), allow_nan=False)
-    progress_text.line(found)
+    json.dumps(describe.data(found), allow_nan=False)
+    describe.line(found)
     assert all(one.count for one in collection.series.values())
 
 

@@ -1,0 +1,195 @@
+"""A run in words: how far it is, what it has cost, and what its program wrote."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from deploykit.backends import base as backend
+from deploykit.cost import prices
+from deploykit.cost.prices import Spent
+from deploykit.job.model import State
+from deploykit.lib import quoting, units
+from deploykit.observe import exit_records, logfiles
+from deploykit.observe.metrics.progress import Progress
+from deploykit.run.registry import Run, now
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def line(one: Progress, *, ended: bool = False) -> str:
+    """How far a run is, or was at its end, in one line; empty where nothing is known."""
+    parts = [*position(one)]
+    parts += [f"loss {one.loss:.4g}"] if one.loss is not None else []
+    parts += (
+        [f"{units.span(one.left)} left"]
+        if one.left is not None and not (ended or _is_done(one))
+        else []
+    )
+    return ", ".join(parts)
+
+
+def line_or_bar(one: Progress, folder: str) -> str:
+    """The same; where nothing is known, the bar of rank 0 as it is."""
+    return line(one) or logfiles.bar(Path(folder)).strip()
+
+
+def bar(folder: str) -> str:
+    """The bar of rank 0 after its rank, as a log line has it; empty where there is none."""
+    state = logfiles.bar(Path(folder)).strip("\n")
+    return f"[rank 0] {state}" if state else ""
+
+
+def position(one: Progress) -> list[str]:
+    """``step 120/500`` and ``epoch 2/5``, as far as they are known."""
+    pairs = (("step", one.step, one.total), ("epoch", one.epoch, one.epochs))
+    return [
+        f"{name} {at:.10g}{f'/{end}' if end is not None else ''}"
+        for name, at, end in pairs
+        if at is not None
+    ]
+
+
+def rate(one: Progress) -> str:
+    """``12 steps/s``, or ``1m 5s a step`` where that is slow; empty where it is not known."""
+    if not one.rate:
+        return ""
+    return f"{one.rate:.3g} steps/s" if one.rate >= 1 else f"{1 / one.rate:.3g} s a step"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The values as blocks, each the mean of its part; ``!`` where one is no number."""
+    width = min(width, len(values))
+    if not width:
+        return ""
+    bounds = [len(values) * part // width for part in range(width + 1)]
+    means = [_mean(values[start:end]) for start, end in itertools.pairwise(bounds)]
+    finite = [mean for mean in means if math.isfinite(mean)]
+    least, size = min(finite, default=0.0), max(finite, default=0.0) - min(finite, default=0.0)
+    top = len(_BLOCKS) - 1
+    return "".join(
+        _BLOCKS[round((mean - least) / size * top) if size else 0] if math.isfinite(mean) else "!"
+        for mean in means
+    )
+
+
+def data(one: Progress) -> dict[str, Any]:
+    """The same as JSON; numbers that JSON lacks are texts, as `number` has them."""
+    return {
+        "step": one.step,
+        "total": one.total,
+        "epoch": one.epoch,
+        "epochs": one.epochs,
+        "loss": number(one.loss),
+        "steps_per_second": one.rate,
+        "throughput": one.throughput
+        and {
+            "name": one.throughput[0],
+            "value": number(one.throughput[1]),
+        },
+        "seconds_left": one.left if one.left is None else round(one.left, 1),
+        "sources": dict(one.sources),
+    }
+
+
+def number(value: float | None) -> float | str | None:
+    """A number as JSON has it; ``nan``, ``inf`` and ``-inf`` as texts."""
+    return value if value is None or math.isfinite(value) else str(value)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _is_done(one: Progress) -> bool:
+    return one.step is not None and one.step == one.total
+
+
+def cost(run: Run, *, brief: bool = False) -> str:
+    """What a run has cost, so far or in all; empty where nothing is billed or known."""
+    cost = _spent(run)
+    if cost is None:
+        return ""
+    shown = cost.total if brief else str(cost)
+    return shown if State(run.state).final else f"{shown} so far"
+
+
+def cost_data(run: Run) -> dict[str, Any] | None:
+    """The same as data; None where nothing is billed or known."""
+    cost = _spent(run)
+    return None if cost is None else cost.data()
+
+
+def budget_lines() -> list[str]:
+    """What is left of each budget, a line each."""
+    from deploykit.run import budgets  # few runs have one
+
+    return [str(use) for use in budgets.uses()]
+
+
+def _spent(run: Run) -> Spent | None:
+    """What a run has cost by the price in its folder."""
+    path = Path(run.folder, backend.PRICE)
+    return prices.spent(path, _billed(run)) if path.exists() else None
+
+
+def _billed(run: Run) -> float | None:
+    """Seconds that the target bills, so far or in all."""
+    return run.billed if State(run.state).final else run.seconds(now())
+
+
+_NAMED = 5
+"""Files of a folder that are listed."""
+
+
+def written_data(run: Run) -> dict[str, Any] | None:
+    """What the program wrote, as JSON; None where it is not known."""
+    record = exit_records.written(Path(run.folder))
+    if record is None:
+        return None
+    return {
+        "output": _data(record.output),
+        "checkpoints": _data(record.checkpoints),
+        "working_folder": _data(record.working_folder),
+    }
+
+
+def _data(files: exit_records.Files) -> dict[str, Any]:
+    return {
+        "folder": files.folder,
+        "count": files.count,
+        "bytes": files.bytes,
+        "largest": [{"path": path, "bytes": size} for path, size in files.largest],
+    }
+
+
+def written_lines(run: Run) -> Iterator[str]:
+    """Lines about what the program wrote into output, checkpoints and its working folder."""
+    record = exit_records.written(Path(run.folder))
+    if record is None:
+        return
+    working, results, checkpoints = record.working_folder, record.output, record.checkpoints
+    written = working.count or results.count or checkpoints.count
+    if not written and run.state == State.FAILED.value:
+        return
+    if results.count or not checkpoints.count:
+        yield from _listed("in output", results)
+    if checkpoints.count:
+        yield from _listed("in checkpoints", checkpoints)
+    if working.count:
+        yield from _listed(f"in the working folder, {working.folder}", working)
+    if working.count and not record.collects:
+        names = ", ".join(quoting.yaml(path) for path, _ in working.largest[:_NAMED])
+        yield f"to have them copied to output, add to the job file: outputs: [{names}]"
+
+
+def _listed(where: str, files: exit_records.Files) -> Iterator[str]:
+    if not files.count:
+        yield f"{where}: none"
+        return
+    yield f"{where}: {files.count}, {units.size(files.bytes)}"
+    for path, size in files.largest[:_NAMED]:
+        yield f"  {units.size(size):>8}  {path if path.isprintable() else ascii(path)}"
