@@ -26,12 +26,11 @@ from deploykit.job.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem,
 from deploykit.job.spelling import did_you_mean
 from deploykit.lib import paths
 from deploykit.lib.errors import TryAgain, UsageError
-from deploykit.observe import stacks
-from deploykit.observe.exit_records import RankProcess
 
 if TYPE_CHECKING:
     from deploykit.cost.estimate import Estimate
     from deploykit.lib.finding import Finding
+    from deploykit.observe.exit_records import RankProcess
     from deploykit.observe.metrics.points import Point
 
 DEFAULT = "local"
@@ -541,6 +540,8 @@ def rank_process(processes: list[RankProcess], run: str, rank: int) -> RankProce
     """The process of a rank. Raises TryAgain where it does not run."""
     known = {one.rank: one for one in require_processes(processes, run)}
     if rank not in known:
+        from deploykit.observe import stacks  # plans need none of it
+
         raise TryAgain(
             f"rank {rank} of {run} is not running", hint=f"running: {stacks.label(list(known))}"
         )

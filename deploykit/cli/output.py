@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from deploykit.backends import base as backend
-from deploykit.cli import describe
 from deploykit.job.decode import encodable
 from deploykit.job.model import LogLine, Problem, State
 from deploykit.lib import shell, terminal, units
@@ -242,6 +241,8 @@ def run_text(run: Run, diagnosis: str | None = None, progress: str = "") -> None
 
     `progress` is how far it is, if known.
     """
+    from deploykit.cli import describe
+
     run_line(run)
     for label, value in (
         ("reason", run.reason),
@@ -268,16 +269,22 @@ def run_line(run: Run) -> None:
 
 
 def _written(run: Run) -> dict[str, Any] | None:
+    from deploykit.cli import describe
+
     return describe.written_data(run)
 
 
 def _cost(run: Run) -> str:
+    from deploykit.cli import describe
+
     if not _is_priced(run):
         return ""
     return describe.cost(run)
 
 
 def _cost_data(run: Run) -> dict[str, Any] | None:
+    from deploykit.cli import describe
+
     if not _is_priced(run):
         return None
     return describe.cost_data(run)
