@@ -7,6 +7,7 @@ dump (`ranks`) to eval().
 
 from __future__ import annotations
 
+import io
 import pickle
 import re
 from collections.abc import Iterable
@@ -14,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploykit.diagnose import plain_pickle
 from deploykit.lib.errors import UsageError
 
 PREFIX = "fr_"
@@ -102,10 +102,19 @@ def _load(path: Path) -> dict[str, Any]:
     if path.stat().st_size > _MAX_SIZE:
         raise NotADump(f"it is larger than {_MAX_SIZE >> 20} MiB")
     try:
-        tree = plain_pickle.load(path.read_bytes())
-    except plain_pickle.NotPlain as error:
-        raise NotADump(str(error)) from None
+        tree = _PlainUnpickler(io.BytesIO(path.read_bytes())).load()
+    except NotADump:
+        raise
+    except Exception as error:  # noqa: BLE001 - malformed bytes raise any exception
+        raise NotADump(f"it is malformed ({error})") from None
     return dict(_checked(tree, dict))
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Loads strings, numbers, lists and dicts; refuses whatever would import or call something."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise NotADump(f"it refers to {module}.{name}")
 
 
 def _checked(value: Any, *kinds: type) -> Any:

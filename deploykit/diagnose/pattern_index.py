@@ -6,9 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
-
-from deploykit.diagnose import digits
+from typing import Generic, TypeVar
 
 SHORTEST = 3
 """Characters of the shortest fixed text: the index finds texts by three of their characters."""
@@ -34,19 +32,6 @@ class LinePattern:
     regex: re.Pattern[str]
 
 
-class _Alike(NamedTuple):
-    """What is true of all lines that differ in their digits only, as many lines of a log do."""
-
-    candidates: list[int]
-    """Patterns of which such a line holds a literal without digits."""
-    numbered: list[str]
-    """Literals with digits that it may hold."""
-    decided: list[int]
-    """Candidates that match every such line, and have no named groups."""
-    undecided: list[int]
-    """Candidates that must be tried on each line."""
-
-
 class PatternIndex(Generic[Owner]):
     """Patterns with their owners, looked up by the literals that a line holds."""
 
@@ -60,7 +45,7 @@ class PatternIndex(Generic[Owner]):
         self._with_digits = {t: zeroed(t) for t in self._numbers if _DIGIT.search(t)}
         for literal in self._numbers.keys() - self._with_digits.keys():
             self._by_trigram[min(_trigrams(literal), key=_frequency)].append(literal)
-        self._known: dict[str, _Alike] = {}
+        self._known: dict[str, tuple[list[int], list[str]]] = {}
 
     def find(self, line: str) -> tuple[list[int], dict[Owner, dict[str, str]]]:
         """The numbers of the patterns that may match, as the line holds one of their literals.
@@ -70,46 +55,26 @@ class PatternIndex(Generic[Owner]):
         alike = zeroed(line)
         known = self._known.get(alike)
         if known is None:
-            known = self._of_alike(alike, line)
+            known = self._held(alike, line)
             if len(self._known) < _MOST_KNOWN:
                 self._known[alike] = known
-        candidates, tried = known.candidates, known.undecided
-        if held := [text for text in known.numbered if text in line]:
-            more = {n for text in held for n in self._numbers[text]}.difference(candidates)
-            candidates, tried = sorted([*candidates, *more]), sorted([*tried, *more])
-        decided = {self._owned[number][0]: dict[str, str]() for number in known.decided}
-        return candidates, decided | self.match(line, tried)
+        candidates, numbered = known
+        if held := [text for text in numbered if text in line]:
+            more = {number for text in held for number in self._numbers[text]}
+            candidates = sorted({*candidates, *more})
+        return candidates, self.match(line, candidates)
 
-    def _of_alike(self, alike: str, line: str) -> _Alike:
+    def _held(self, alike: str, line: str) -> tuple[list[int], list[str]]:
+        """What is true of all lines that differ in their digits only, as many lines of a log do.
+
+        The patterns of which they hold a literal without digits, and the literals with digits that
+        they may hold.
+        """
         trigrams = self._by_trigram.keys() & _trigrams(line)
         texts = (text for each in trigrams for text in self._by_trigram[each])
         held = {number for text in texts if text in line for number in self._numbers[text]}
-        candidates = sorted(held)
-        decided: list[int] = []
-        undecided: list[int] = []
-        for number in candidates:
-            regex = self._owned[number][1].regex
-            if not digits.are_alike(regex):
-                undecided.append(number)
-            elif regex.search(line):
-                (undecided if regex.groupindex else decided).append(number)
         numbered = [text for text, zeros in self._with_digits.items() if zeros in alike]
-        return _Alike(candidates, numbered, decided, undecided)
-
-    def unlike(self, line: str) -> list[re.Pattern[str]] | None:
-        """What may match another line that differs in its digits only, and does not match this one.
-
-        None where more than that can differ: a line that `find` does not know, or that matches by
-        its digits.
-        """
-        known = self._known.get(zeroed(line))
-        if known is None:
-            return None
-        regexes = [self._owned[number][1].regex for number in known.undecided]
-        regexes = [regex for regex in regexes if not digits.are_alike(regex)]
-        if known.numbered:
-            regexes.append(re.compile("|".join(map(re.escape, known.numbered))))
-        return None if any(regex.search(line) for regex in regexes) else regexes
+        return sorted(held), numbered
 
     def match(self, line: str, candidates: Iterable[int]) -> dict[Owner, dict[str, str]]:
         """The owners of the candidates that match, each with the text of its named groups."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,7 +11,6 @@ from typing import NamedTuple
 
 from deploykit.diagnose import log_names, log_prefixes, packages, placeholders, scan
 from deploykit.diagnose.cause_rules import KINDS, CauseRule, RuleKey, RuleSet
-from deploykit.diagnose.repeats import Idle, Repeats, proves_by_itself
 from deploykit.diagnose.scan import Line, RawLine
 from deploykit.diagnose.tracebacks import Tracebacks
 
@@ -23,6 +23,17 @@ _JOINED = 2
 _AFTER = 400
 """Number of lines for which the `after` of a rule holds."""
 _MILD = ("mild", 0)
+_ENOUGH = 100
+"""Lines of a kind after which the next ones are skipped."""
+_MAX_KINDS = 1000
+_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
+_MAX_IDLE = 20_000
+"""Lines that prove nothing that are remembered of all logs."""
+_DIGITS = re.compile(r"\d+")
+_DIGITS_MATTER = re.compile(r"rror|code|status|ignal|Xid|rrno|Traceback|File|Caught|after")
+"""In such lines the digits matter, or the lines before them do."""
+_NOT_IDLE = {"after", "success", "cause"}
+"""Parts of the rules whose lines count in each log anew, or after other lines."""
 
 _Hits = Mapping[RuleKey, dict[str, str]]
 
@@ -98,7 +109,8 @@ class Diagnosis:
         self._ruled_out: set[int] = set()
         self.literals = rules.literals
         self._files = 0
-        self._idle = Idle()
+        self._idle: set[int] = set()
+        """Hashes of lines that prove nothing, of all logs; they are joined with others once."""
         self.last: dict[str, int] = {}
         """The last line of each log that speaks of a failure, whether it counts or not."""
         uncaught = rules.uncaught
@@ -117,7 +129,9 @@ class Diagnosis:
         log = _Log(name, self._files, rank)
         pending: list[_Pending] = []
         for raw in lines:
-            if not pending and self._repeats(log, raw):
+            if not pending and log.repeats(raw):
+                self.last[log.name] = raw.number
+                log.time = log_prefixes.time(raw.raw[:80].decode(errors="replace")) or log.time
                 continue
             line = raw.decoded()
             concludes = log.tracebacks.read(scan.start(line.text))
@@ -132,26 +146,17 @@ class Diagnosis:
             self._settle(log, pending)
             self._note_summary(log, scan.start(line.text))
             pending = list(self._assign(log, line))
+            if log.proved == line.number:
+                log.count(raw)
         self._settle(log, pending)
-
-    def _repeats(self, log: _Log, line: RawLine) -> bool:
-        """Whether a line proves only what others of this log have proved often enough."""
-        if not line.hit or line.number <= log.skip_until or log.watched or log.tracebacks.are_open:
-            return False
-        time = log.repeats.time(line.raw, log.time, log.number, line.number)
-        if time is None:
-            return False
-        log.time = time
-        self.last[log.name] = line.number
-        return True
 
     def _assign(self, log: _Log, line: Line) -> Iterator[_Pending]:
         """Assign a line to causes; yield it, to be joined with the next lines, without a root."""
         skipped = line.number <= log.skip_until
         for piece in scan.pieces(line.text):
             text = log.tracebacks.without_number(log_prefixes.bare(piece))
-            follows = line.number - max(log.after.values(), default=-_AFTER - 1) <= _AFTER
-            if self._idle.has(text, follows=follows):
+            key = hash(text if _DIGITS_MATTER.search(text) else _DIGITS.sub("0", text))
+            if key in self._idle:
                 continue
             candidates, hits = self._rules.index.find(text)
             if (spans := self._harmless(hits)) is not None:
@@ -161,20 +166,19 @@ class Diagnosis:
             kinds = self._record(log, line, piece, hits)
             if not kinds and line.number == log.exception:
                 kinds = self._record(log, line, line.text, self._uncaught)
-            if hits and "root" in kinds and piece is line.text:
-                self._note_repeats(log, line, text, hits)
-            if not kinds:
-                self._idle.add(text, hits, self._rules, follows=follows)
+            if len(self._idle) < _MAX_IDLE and _NOT_IDLE.isdisjoint(part for part, _ in hits):
+                self._idle.add(key)
+            if "root" in kinds and self._proves_by_itself(hits):
+                log.proved = line.number
             if "root" not in kinds and not log.tracebacks.in_frame:
                 yield _Pending(line, text, candidates)
 
-    def _note_repeats(self, log: _Log, line: Line, text: str, hits: _Hits) -> None:
-        """Note a line if the cause that it proves has its evidence, from this log too."""
-        if not proves_by_itself(self._rules, hits):
-            return
-        cause = self._causes[min(number for _, number in hits)]
-        if len(cause.evidence) == SHOWN and log.number in cause.firm:
-            log.repeats.add(line.text, text, cause, self._rules.index.unlike(text))
+    def _proves_by_itself(self, hits: _Hits) -> bool:
+        """Whether a line proves the first rule that it matches, whatever lines are around it."""
+        if not hits or any(part != "cause" for part, _ in hits):
+            return False
+        rule = self._rules.causes[min(number for _, number in hits)]
+        return rule.least <= 1 and not (rule.after or rule.unless or rule.raised_in or rule.until)
 
     def _settle(self, log: _Log, pending: Iterable[_Pending]) -> None:
         for line, text, candidates in pending:
@@ -223,7 +227,7 @@ class Diagnosis:
         """The log reports success: its earlier failures no longer count."""
         for cause in self._causes.values():
             cause.firm.discard(log.number)
-        log.repeats.clear()
+        log.kinds.clear()
 
     def _matching_rules(self, log: _Log, line: Line, raw: str, hits: _Hits) -> Iterator[int]:
         """The first rule that matches, and the next ones while `unless` may rule it out.
@@ -366,6 +370,10 @@ def _one_per_label(causes: list[Cause]) -> list[Cause]:
     return list(by_label.values())
 
 
+def _kind(raw: RawLine) -> bytes:
+    return raw.raw.rstrip(b"\r\n").translate(_ZEROS)
+
+
 @dataclass
 class _Log:
     """The state of one log while it is read."""
@@ -380,11 +388,25 @@ class _Log:
     summary_rank: int | None = None
     after: dict[int, int] = field(default_factory=dict)
     tracebacks: Tracebacks = field(default_factory=Tracebacks)
-    repeats: Repeats = field(default_factory=Repeats)
     watched: dict[int, int] = field(default_factory=dict)
     """Rules with an `until`, and the line of their last proof."""
     counted: dict[int, int] = field(default_factory=dict)
     """How many lines prove each rule with a `least`."""
+    proved: int = 0
+    """The last line that proved a cause by itself."""
+    kinds: dict[bytes, int] = field(default_factory=dict)
+    """How many such lines there are of each kind: alike but for digits."""
+
+    def repeats(self, raw: RawLine) -> bool:
+        """Whether a line is one of a kind that has proved its cause often enough, as in a loop."""
+        if not raw.hit or raw.number <= self.skip_until or self.watched or self.tracebacks.are_open:
+            return False
+        return bool(self.kinds) and self.kinds.get(_kind(raw), 0) >= _ENOUGH
+
+    def count(self, raw: RawLine) -> None:
+        """Count a line of its kind."""
+        if (kind := _kind(raw)) in self.kinds or len(self.kinds) < _MAX_KINDS:
+            self.kinds[kind] = self.kinds.get(kind, 0) + 1
 
     def counts(self, number: int, rule: CauseRule, line: Line) -> bool:
         """Note a line that proves a rule; whether there are as many as it takes."""

@@ -15,7 +15,7 @@ import pytest
 
 from deploykit.backends import local
 from deploykit.cli import main as cli
-from deploykit.diagnose import cause_rules, digits, placeholders, scan
+from deploykit.diagnose import cause_rules, placeholders, scan
 from deploykit.diagnose.ranking import Diagnosis
 from deploykit.job.model import State, Status
 from deploykit.lib import paths
@@ -505,14 +505,3 @@ def test_lines_that_differ_in_digits_only_are_told_apart_where_a_rule_does():
     for line in (*lines, *(line.translate(other) for line in lines)):
         assert index.find(line) == naive(index, line), line
     assert index.find(lines[0]) != index.find(lines[1])
-
-
-@pytest.mark.parametrize(
-    ("pattern", "alike"),
-    [
-        *((text, True) for text in ("a+b", r"rank (\d+)", "[0-9a-f]{8}", r"[^\n]*\bx", r"(?i)\w")),
-        *((text, False) for text in ("a1", "[1-9]x", "[^3]", r"(\d).*\1", "(?:a|b2)", "(?!0)\\d")),
-    ],
-)
-def test_which_patterns_tell_digits_apart(pattern, alike):
-    assert digits.are_alike(re.compile(pattern)) == alike

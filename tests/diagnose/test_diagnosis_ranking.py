@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deploykit.diagnose import cause_rules, repeats
-from deploykit.diagnose.pattern_index import PatternIndex
+from deploykit.diagnose import cause_rules, ranking
 from deploykit.diagnose.ranking import SHOWN, Diagnosis
 from deploykit.diagnose.scan import RawLine
 
@@ -207,7 +206,7 @@ def test_a_line_that_proves_nothing_is_remembered_by_itself(diagnose):
 
 def test_only_so_many_lines_are_remembered(diagnose, monkeypatch):
     """A log of a million different lines must not fill the memory."""
-    monkeypatch.setattr(repeats, "_MOST_IDLE", 3)
+    monkeypatch.setattr(ranking, "_MAX_IDLE", 3)
     kept = []
     read = Diagnosis.read
     monkeypatch.setattr(
@@ -248,23 +247,6 @@ def test_a_rule_with_after_needs_a_line_before(diagnose):
     assert diagnose(["link down"]) == []
     assert labels(diagnose(["link down", "link up", "link down"])) == ["linked"]
     assert labels(diagnose(["link down, disk full"])) == ["joined"]
-
-
-def test_a_line_that_often_proves_nothing_is_looked_at_again_only_where_it_may(
-    diagnose, monkeypatch
-):
-    looked, find = [], PatternIndex.find
-    monkeypatch.setattr(
-        PatternIndex, "find", lambda self, text: looked.append(text) or find(self, text)
-    )
-    skipped = [f"link down for {number}" for number in range(1000, 1999)]
-    longer = "link down for 12345"  # a pattern may count digits
-    (cause,) = diagnose(
-        [*skipped, longer, "link up", "link down for 5", "nothing", "link down for 6"]
-    )
-    assert lines(cause) == [("0.log", 1002), ("0.log", 1004)]
-    assert len(looked) < 10
-    assert longer in looked
 
 
 def test_the_values_of_the_first_line_stay(diagnose):
