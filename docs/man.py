@@ -35,7 +35,7 @@ def page(
     verbs: Mapping[str, argparse.ArgumentParser], codes: Iterable[tuple[str, str]], spelled: Spell
 ) -> str:
     """The page. `spelled` writes an argument as the reference does, in Markdown."""
-    top = cli.parser([])
+    top = cli.parser(["submit"])
     parts = {
         "SYNOPSIS": [".B deploykit", ".I COMMAND", "[\\fIOPTIONS\\fR]"],
         "DESCRIPTION": [text(top.description or ""), ".PP", text(top.epilog or "")],

@@ -7,57 +7,69 @@ several verbs have are declared here, and a verb names them in `SHARED`.
 from __future__ import annotations
 
 import argparse
-import atexit
 import contextlib
 import errno
 import functools
-import gc
 import importlib
 import os
+import shutil
 import sys
+import textwrap
 import time
 from typing import Any, NoReturn
 
 from deploykit.lib.errors import CannotWrite, DeploykitError, NotFound, OutputLost, UsageError
 from deploykit.lib.version import __version__
 
-VERBS = {
-    "init": "write a job file, and a trainer in an empty folder",
-    "config": "show your defaults, and where each value comes from",
-    "infra": "generate the AWS resources that jobs require",
-    "advise": "recommend a parallel strategy, with the memory and time of each",
-    "cost": "estimate what a job costs: low, likely and worst case",
-    "when": "estimate when a job would start, and where soonest",
-    "check": "find every problem in a job file, offline",
-    "doctor": "check the target for anything that would block the job",
-    "submit": "run a job on a backend, or show exactly what would be sent",
-    "sweep": "search for the best hyperparameters of a job, one run per trial",
-    "rerun": "submit the job and source of a run again, with changes if you like",
-    "reproduce": "submit exactly what a run sent, byte for byte",
-    "status": "show the state of runs, and the reason",
-    "attach": "track a job submitted elsewhere",
-    "list": "list all runs",
-    "logs": "print the logs of all ranks, merged",
-    "wait": "wait for a run, and exit with its exit code",
-    "watch": "watch runs live: state, step, time left, loss, first error",
-    "metrics": "print the metrics of a run, from its files and its log",
-    "sync": "send metrics that the trackers of a run do not have yet",
-    "compare": "compare runs: differences in source, job and arguments, and the metrics",
-    "report": "write a report of one or more runs as an HTML file",
-    "diagnose": "find why a run failed, from its logs",
-    "dump": "print the stack of every rank of a running run",
-    "profile": "show the profile of a run: costliest operators, and which ranks wait",
-    "exec": "run a command next to a rank, on its node and in its environment",
-    "shell": "open a shell next to a rank, on its node and in its environment",
-    "guide": "print a troubleshooting guide with the values of a run or a job",
-    "cancel": "stop a run",
-    "rm": "remove runs that have ended, with their files on this machine",
-    "prune": "remove old runs, and files that no run needs",
-    "disk": "show disk usage, by run",
-    "nodes": "list the nodes that are excluded from new jobs",
-    "backends": "list the backends, and what each needs",
-    "completion": "print a completion script for your shell",
+GROUPS = {
+    "Prepare a job": {
+        "init": "write a job file, and a trainer in an empty folder",
+        "check": "find every problem in a job file, offline",
+        "config": "show your defaults, and where each value comes from",
+        "advise": "recommend a parallel strategy, with the memory and time of each",
+        "cost": "estimate what a job costs: low, likely and worst case",
+        "when": "estimate when a job would start, and where soonest",
+        "doctor": "check the target for anything that would block the job",
+        "infra": "generate the AWS resources that jobs require",
+        "backends": "list the backends, and what each needs",
+        "nodes": "list the nodes that are excluded from new jobs",
+        "completion": "print a completion script for your shell",
+    },
+    "Run it": {
+        "submit": "run a job on a backend, or show exactly what would be sent",
+        "sweep": "search for the best hyperparameters of a job, one run per trial",
+        "rerun": "submit the job and source of a run again, with changes if you like",
+        "reproduce": "submit exactly what a run sent, byte for byte",
+        "attach": "track a job submitted elsewhere",
+        "cancel": "stop a run",
+    },
+    "Follow it": {
+        "status": "show the state of runs, and the reason",
+        "list": "list all runs",
+        "watch": "watch runs live: state, step, time left, loss, first error",
+        "logs": "print the logs of all ranks, merged",
+        "wait": "wait for a run, and exit with its exit code",
+        "exec": "run a command next to a rank, on its node and in its environment",
+        "shell": "open a shell next to a rank, on its node and in its environment",
+    },
+    "Understand it": {
+        "diagnose": "find why a run failed, from its logs",
+        "guide": "print a troubleshooting guide with the values of a run or a job",
+        "dump": "print the stack of every rank of a running run",
+        "profile": "show the profile of a run: costliest operators, and which ranks wait",
+        "metrics": "print the metrics of a run, from its files and its log",
+        "compare": "compare runs: differences in source, job and arguments, and the metrics",
+        "report": "write a report of one or more runs as an HTML file",
+        "sync": "send metrics that the trackers of a run do not have yet",
+    },
+    "Clean up": {
+        "disk": "show disk usage, by run",
+        "prune": "remove old runs, and files that no run needs",
+        "rm": "remove runs that have ended, with their files on this machine",
+    },
 }
+"""Verbs, as `--help` lists them."""
+VERBS = {name: text for group in GROUPS.values() for name, text in group.items()}
 _RESOURCES = (
     ("nodes", "N", "number of nodes; 2:4 for at least 2 and at most 4"),
     ("processes-per-node", "N", "ranks on each node"),
@@ -65,13 +77,9 @@ _RESOURCES = (
     ("time-limit", "TIME", "time limit, such as 30m or 1h30m"),
 )
 """Options for keys of `resources`."""
-_COLLECT = 50_000
-"""New objects between two garbage collections: imports make many, none of them garbage."""
 _WRITE_ERRORS = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.ENOSPC, errno.EPERM, errno.EROFS}
 _PACKAGES = ("torch", "submitit", "boto3", "sagemaker")
 """Packages that `--version` looks for, without importing them."""
-_COLUMNS = 80
-"""Columns of help that is not printed on a terminal."""
 _INTERRUPTED = 130
 _PIPE_CLOSED = 141
 _USAGE = UsageError.exit_code
@@ -79,8 +87,6 @@ _USAGE = UsageError.exit_code
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command line and return its exit code (docs/reference/exit-codes.md)."""
-    gc.set_threshold(_COLLECT)
-    atexit.register(gc.freeze)  # no final collection either
     _open_closed_streams()
     try:
         try:
@@ -121,10 +127,14 @@ def _run(argv: list[str]) -> int:
 
 def parser(chosen: list[str]) -> argparse.ArgumentParser:
     """The parser of the verbs in `chosen`; where none is a verb, of all, without arguments."""
+    known = [name for name in VERBS if name in chosen]
     top = _Parser(
         prog="deploykit",
+        usage=None if known else "deploykit VERB [OPTIONS]",
         description="Run one PyTorch trainer, unchanged, on this machine, Slurm or SageMaker.",
-        epilog="Start with `deploykit init`, then `deploykit submit --wait`.",
+        epilog=("" if known else f"{_overview()}\n")
+        + "Start with `deploykit init`, then `deploykit submit --wait`.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     text = "print the versions of deploykit, Python and packages that it uses, and exit"
     top.add_argument("--version", action=_Version, nargs=0, help=text)
@@ -133,13 +143,11 @@ def parser(chosen: list[str]) -> argparse.ArgumentParser:
         dest="verb",
         metavar="VERB [OPTIONS]",
         required=True,
-        title="verbs",
-        prog=top.prog,  # otherwise argparse makes it with a formatter, and imports shutil
+        prog=top.prog,
+        **({} if known else {"help": argparse.SUPPRESS}),
     )
-    known = [name for name in VERBS if name in chosen]
-    if not known:
-        for name, text in VERBS.items():
-            verbs.add_parser(name, help=text, add_help=False)
+    for name in [] if known else VERBS:
+        verbs.add_parser(name, add_help=False)
     for name in known:
         module = _module(name)
         sub = verbs.add_parser(
@@ -155,6 +163,18 @@ def parser(chosen: list[str]) -> argparse.ArgumentParser:
         if name != "completion":
             sub.add_argument("--json", action="store_true", help="print JSON, for programs")
     return top
+
+
+def _overview() -> str:
+    """All verbs, by what they are for."""
+    lines = []
+    for title, verbs in GROUPS.items():
+        lines.append(f"{title}:")
+        for name, text in verbs.items():
+            first, *rest = textwrap.wrap(text, max(20, _columns() - 16))
+            lines += [f"  {name:<12}{first}", *(f"{'':14}{more}" for more in rest)]
+        lines.append("")
+    return "\n".join(lines)
 
 
 def _require_known(chosen: list[str]) -> None:
@@ -314,12 +334,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _columns() -> int:
-    """Columns of the terminal, as in `shutil.get_terminal_size`, whose import takes 2 ms."""
-    with contextlib.suppress(KeyError, ValueError):
-        return int(os.environ["COLUMNS"]) or _COLUMNS
-    with contextlib.suppress(OSError):  # closed, or no terminal
-        return os.get_terminal_size().columns or _COLUMNS
-    return _COLUMNS
+    return shutil.get_terminal_size().columns
 
 
 def _open_closed_streams() -> None:

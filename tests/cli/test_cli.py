@@ -8,7 +8,6 @@ import io
 import json
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import types
@@ -57,14 +56,6 @@ def test_a_dry_run_imports_no_more_than_it_needs(project):
     assert "#SBATCH" in out
     rarely_needed = {"boto3", "botocore", "jinja2", "optuna", "rich", "submitit", "torch"}
     assert set(out.splitlines()[-1].split()) & rarely_needed <= loaded_by_any_help()
-
-
-@pytest.mark.parametrize("columns", ["60", "0", "", "wide", None])
-def test_help_is_as_wide_as_argparse_makes_it(columns, monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)
-    if columns is not None:
-        monkeypatch.setenv("COLUMNS", columns)
-    assert cli._columns() == shutil.get_terminal_size().columns
 
 
 def loaded_by_any_help():
