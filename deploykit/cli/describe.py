@@ -15,6 +15,7 @@ from deploykit.job.model import State
 from deploykit.lib import quoting, units
 from deploykit.observe import exit_records, logfiles
 from deploykit.observe.metrics.progress import Progress
+from deploykit.run import budgets
 from deploykit.run.registry import Run, now
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -125,8 +126,6 @@ def cost_data(run: Run) -> dict[str, Any] | None:
 
 def budget_lines() -> list[str]:
     """What is left of each budget, a line each."""
-    from deploykit.run import budgets  # few runs have one
-
     return [str(use) for use in budgets.uses()]
 
 

@@ -18,7 +18,14 @@ import textwrap
 import time
 from typing import Any, NoReturn
 
-from deploykit.lib.errors import CannotWrite, DeploykitError, NotFound, OutputLost, UsageError
+from deploykit.lib.errors import (
+    CannotWrite,
+    DeploykitError,
+    NotFound,
+    OutputLost,
+    TryAgain,
+    UsageError,
+)
 from deploykit.lib.version import __version__
 
 GROUPS = {
@@ -403,8 +410,6 @@ def _deleted_folder(error: BaseException | None) -> DeploykitError | None:
 
 def _limit(error: Exception) -> DeploykitError | None:
     """The error where the system starts no further process or thread; else None."""
-    from deploykit.lib.errors import TryAgain
-
     if isinstance(error, BlockingIOError) or "can't start new thread" in str(error):
         hint = "end other programs, or raise the limit: `ulimit -u`"
         return TryAgain(f"no further process can be started: {error}", hint=hint)

@@ -11,6 +11,7 @@ import argparse
 from deploykit.cli import describe, output
 from deploykit.job.model import State
 from deploykit.run import diagnosis as run_diagnosis
+from deploykit.run import metrics as run_metrics
 from deploykit.run import registry
 from deploykit.run import state as run_state
 from deploykit.run.registry import Run
@@ -38,6 +39,4 @@ def _progress(row: Run) -> str:
     """How far a run is that is running; empty where its log and files do not tell."""
     if State(row.state) is not State.RUNNING:
         return ""
-    from deploykit.run import metrics as run_metrics  # only for a run that runs
-
     return describe.line_or_bar(run_metrics.brief(row), row.folder)

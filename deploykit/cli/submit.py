@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploykit.cli import arguments, output
+from deploykit.cost import cap
+from deploykit.job import script as script_job
 from deploykit.job.checks import DEBUGGER
 from deploykit.job.model import Entry
-from deploykit.lib import units
-from deploykit.run import lifecycle
+from deploykit.lib import paths, units
+from deploykit.run import budgets, lifecycle
 from deploykit.run.lifecycle import Prepared
 
 if TYPE_CHECKING:
@@ -145,12 +147,8 @@ def _note_cost(prepared: Prepared) -> Estimate | None:
     if estimate is not None:
         output.note(*(f"warning: {text}" for text in estimate.warnings), estimate.summary())
         if prepared.plan.job.stop_at_cap:
-            from deploykit.cost import cap  # few jobs have one
-
             output.note(*cap.notices(prepared.plan.job, estimate))
         if prepared.plan.job.budget is not None:
-            from deploykit.run import budgets  # few jobs have one
-
             output.note(str(budgets.of(prepared.plan.job.budget)))
     return estimate
 
@@ -180,9 +178,6 @@ def _name_largest(prepared: Prepared) -> None:
 
 def _save(args: argparse.Namespace, overrides: list[str]) -> None:
     """Write the job file of this job. Raises UsageError where the file exists."""
-    from deploykit.job import script as script_job
-    from deploykit.lib import paths  # rarely needed
-
     draft = lifecycle.read(args.job, overrides)
     if args.backend:
         draft.data["backend"] = args.backend

@@ -26,6 +26,7 @@ from deploykit.observe.folding import Folding
 from deploykit.run import diagnosis as run_diagnosis
 from deploykit.run import registry
 from deploykit.run import state as run_state
+from deploykit.run.metrics import BRIEFLY, RunMetrics
 from deploykit.run.registry import Run
 
 if TYPE_CHECKING:
@@ -98,8 +99,6 @@ class Position:
         """The text for a run that runs; empty where its log and files do not tell."""
         if row.state != State.RUNNING.value or time.monotonic() < self._due:
             return self._text
-        from deploykit.run.metrics import BRIEFLY, RunMetrics
-
         self._due = time.monotonic() + _AGAIN
         self._read = self._read or RunMetrics(row, most=BRIEFLY)
         self._read.refresh(fetch=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 
 _ODD = re.compile(r"[^ -~]")
 _COLOR = re.compile(r"\x1b\[[0-9;:]*m")
@@ -55,8 +56,6 @@ def _harmless(character: str) -> bool:
     """Whether a character is visible, or a space of any script."""
     if character.isprintable():
         return character not in _INVISIBLE
-    import unicodedata  # few texts need it
-
     return unicodedata.category(character) == "Zs"
 
 

@@ -30,6 +30,7 @@ from deploykit.diagnose.dumps import Dump
 from deploykit.diagnose.endings import Ending
 from deploykit.diagnose.ranking import Cause, Diagnosis, Evidence
 from deploykit.job.model import LogLine, State
+from deploykit.lib import display
 from deploykit.lib.errors import BackendUnavailable, DeploykitError, NotFound
 from deploykit.observe import exit_records, stacks
 from deploykit.observe.exit_records import ExitRecord
@@ -78,8 +79,6 @@ class RunDiagnosis:
         return "\n".join(report(self))
 
     def _repr_html_(self) -> str:
-        from deploykit.lib import display  # for notebooks
-
         return display.notes(self.warnings) + display.block(str(self))
 
 
