@@ -177,9 +177,6 @@ class Capabilities(Backend, Protocol):
         write the facts to. Raises NotFound if `saved` has no valid facts.
         """
 
-    def named_python(self, job: JobSpec, options: Any) -> str | None:
-        """The path of the Python on this machine that `examine` runs; None: deploykit's own."""
-
     def probe(self, target: str | None) -> Profile:
         """Query the target, by default the one of the environment, and store its profile."""
 

@@ -282,16 +282,12 @@ def examine(
     job: JobSpec, options: Options, *, saved: Path | None, save: Path | None
 ) -> Iterator[Finding]:
     """Findings about this machine; see `base.Capabilities.examine`."""
-    facts = doctor.load(saved) if saved else doctor.inspect(named_python(job, options))
+    chosen = environments.python(job.environment) if job.environment else None
+    python = paths.expanded(options.python) if options.python else chosen
+    facts = doctor.load(saved) if saved else doctor.inspect(python)
     if save:
         doctor.save(facts, save)
     yield from doctor.findings(job, facts)
-
-
-def named_python(job: JobSpec, options: Options) -> str | None:
-    """The Python that `examine` runs; see `base.Capabilities.named_python`."""
-    chosen = environments.python(job.environment) if job.environment else None
-    return paths.expanded(options.python) if options.python else chosen
 
 
 def bills(options: Options) -> bool:
