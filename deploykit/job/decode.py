@@ -28,6 +28,7 @@ _MAX_QUOTED = 60
 """Characters of a wrong value in a message."""
 _MAX_SECONDS = 10**9
 """About 30 years; more would overflow dates."""
+_REQUIRED = "is required"
 _MAX_JSON_BYTES = 64 * 2**20
 _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d{1,2}):(\d{2}):(\d{2})")
@@ -133,7 +134,7 @@ def decode(cls: type[T], data: object, path: str = "") -> tuple[T | None, list[P
 
 
 def decode_as_meant(cls: type[T], data: object, path: str) -> tuple[T | None, list[Problem]]:
-    """The same, but unknown keys count as what they probably mean, or are ignored.
+    """The same, but unknown keys count as what they probably mean, missing ones as their examples.
 
     So what else is wrong can be reported at once.
     """
@@ -252,15 +253,18 @@ def _dataclass(cls: Any, data: object, path: str, problems: list[Problem]) -> An
         if (name := misspelled.get(key, key)) in known:
             own = known[name].name
             values[own] = _read(hints(cls)[own], value, _join(path, str(key)), problems)
+    is_whole = True
     for name, field in known.items():
         if is_required(field) and field.name not in values:
-            problems += _missing(cls, field.name, _join(path, name))
-    return None if _has_errors(problems[before:]) else cls(**values)
+            values[field.name], more = _missing(cls, field.name, _join(path, name))
+            problems += more
+            is_whole = is_whole and values[field.name] is not None
+    return cls(**values) if is_whole and not _has_errors(problems[before:]) else None
 
 
 def _has_errors(problems: Sequence[Problem]) -> bool:
-    """Whether there are others than unknown keys, without which a value can still be made."""
-    return any(problem.message != spelling.UNKNOWN_KEY for problem in problems)
+    """Whether there are others than unknown and missing keys, despite which a value can be made."""
+    return any(problem.message not in {spelling.UNKNOWN_KEY, _REQUIRED} for problem in problems)
 
 
 def is_required(field: dataclasses.Field[Any]) -> bool:
@@ -268,15 +272,22 @@ def is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is field.default_factory is dataclasses.MISSING
 
 
-def _missing(cls: Any, name: str, path: str) -> list[Problem]:
-    """The problem of a missing key; for a section, those of its own required keys."""
+def _missing(cls: Any, name: str, path: str) -> tuple[Any, list[Problem]]:
+    """The example of a missing key, if it has one, and its problem: the rest can be checked then.
+
+    For a section, those of its own required keys.
+    """
     inside: list[Problem] = []
     kind, metadata, _ = split(hints(cls)[name])
     if dataclasses.is_dataclass(kind):
-        _dataclass(kind, {}, path, inside)
+        value = _dataclass(kind, {}, path, inside)
+        if inside:
+            return value, inside
     example = next((note.example for note in metadata if getattr(note, "example", None)), None)
-    hint = f"for example {name}: {example}" if example else None
-    return inside or [Problem(path, "is required", hint)]
+    if example is None:
+        return None, [Problem(path, _REQUIRED)]
+    value = _read(hints(cls)[name], Plain(example), path, [])
+    return value, [Problem(path, _REQUIRED, f"for example {name}: {example}")]
 
 
 def _sequence(item: Any, data: object, path: str, problems: list[Problem]) -> Any:

@@ -147,7 +147,7 @@ def test_a_model_name_without_transformers_is_one_sentence(capsys, monkeypatch):
 @pytest.mark.torch
 def test_a_model_of_hugging_face_is_counted_from_its_configuration(tmp_path, monkeypatch, capsys):
     """Llama 3 8B: 8,030,261,248 parameters, and keys for 8 of 32 heads."""
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="optional: transformers is not installed")
     sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
     sizes |= {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}
     (tmp_path / "llama").mkdir()

@@ -18,7 +18,7 @@ from tests.aws_server import SECTION, as_json
 from tests.sweep import plain
 
 KILLS = 20
-CALLS = 8000
+CALLS = 7000
 """Of which each controller survives a part: half of them go by until it has taken over."""
 
 pytestmark = pytest.mark.slow
