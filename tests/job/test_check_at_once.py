@@ -1,7 +1,7 @@
 """`check` reports all problems that can be seen from here at once.
 
 Each bad job file is mended key by key, as the hints say. The loop mends only what a round has
-reported, and counts the rounds until no problem is left. A section with a key or a value of the
+reported, and counts the rounds until no problem is left. A section with a value of the
 wrong kind is checked further in the next round.
 """
 
@@ -52,6 +52,7 @@ BAD = {
             "sagemaker.framework_version": None,
             "sagemaker.image_uri": IMAGE,
         },
+        rounds=1,
     ),
     "misspelled keys, with wrong values below them": Bad(
         "sagemaker",
