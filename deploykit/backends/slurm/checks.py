@@ -183,6 +183,10 @@ def _check_values(options: Options) -> Iterator[Problem]:
             )
         elif not value.strip(" ,") and not path.startswith("slurm.extra."):
             yield Problem(path, "is empty", "omit the key to use the site's default")
+    for name in ("nodelist", "exclude"):
+        if "[" in re.sub(r"\[[^][]+\]", "", value := getattr(options, name) or ""):
+            message = f"{value!r} has a bracket that is not closed, and Slurm would ignore it"
+            yield Problem(f"slurm.{name}", message, "node[01-02]")
     for number, line in enumerate(options.setup):
         if "\r" in line:
             path = f"slurm.setup[{number}]"

@@ -35,6 +35,7 @@ def gpus(count):
     [
         ({}, {"partition": "", "python": " ", "exclude": ","}, "partition python exclude"),
         ({}, {"python": "-x", "setup": ("module load x\r",)}, "python setup[0]"),
+        ({}, {"nodelist": "n[1-2],n[3", "exclude": "n[4-5]"}, "nodelist"),
         ({}, {"at_once": 2}, "at_once"),
         ({}, {"host": "-login1"}, "host folder"),
         ({}, {"folder": "/shared"}, "folder"),
