@@ -18,7 +18,7 @@ from tests.aws_server import SECTION, as_json
 from tests.sweep import plain
 
 KILLS = 20
-CALLS = 7000
+CALLS = 8000
 """Of which each controller survives a part: half of them go by until it has taken over."""
 
 pytestmark = pytest.mark.slow
@@ -33,13 +33,13 @@ def killed_after(calls, *argv):
     return done.returncode
 
 
-def killed(sweep):
+def killed(sweep, calls=CALLS):
     """Kill the controller 20 times, then let it end: the sweep, finished."""
     chance, kills, code = random.Random(os.environ.get("CI")), 0, 66
     while kills < KILLS and code != 0:
-        code = killed_after(chance.randint(1, CALLS), "resume", "s")
+        code = killed_after(chance.randint(1, calls), "resume", "s")
         if code == 66:  # killed before there was a sweep
-            code = killed_after(chance.randint(1, CALLS), "start", "--sweep", "s")
+            code = killed_after(chance.randint(1, calls), "start", "--sweep", "s")
         kills += code == -signal.SIGKILL
     found = sweep("resume", "s", "--json")
     assert found["state"] == "finished"
@@ -47,9 +47,9 @@ def killed(sweep):
     return found
 
 
-def survives(sweep, runs, started=plain.started):
+def survives(sweep, runs, started=plain.started, calls=CALLS):
     """The sweep after 20 kills; `runs` are all that must have run, once."""
-    found = killed(sweep)
+    found = killed(sweep, calls)
     assert found["counts"] == {"succeeded": found["total"]}
     assert started(paths.state()) == dict.fromkeys(runs, 1)
     return found
@@ -75,7 +75,7 @@ def test_with_repeats_and_a_sampler_that_learns(write, sweep):
 def test_on_this_machine(write, sweep, monkeypatch):
     monkeypatch.setenv("DEPLOYKIT_BACKEND", "local")
     write(trials=12, parallel=3)
-    found = survives(sweep, [f"s-{number}" for number in range(12)])
+    found = survives(sweep, [f"s-{number}" for number in range(12)], calls=4500)
     assert [one["trial"] for one in found["trials"]] == list(range(12))
 
 
