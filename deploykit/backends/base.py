@@ -118,14 +118,14 @@ class Backend(Protocol):
 
 
 class Profile(NamedTuple):
-    """What a target has and allows, as `probe` recorded it."""
+    """Resources and limits of a target, as recorded by `probe`."""
 
     path: Path
     """The file that keeps it."""
     facts: Mapping[str, Any]
-    """The same as plain data."""
+    """The profile as plain data."""
     summary: tuple[str, ...]
-    """The same as lines for a person."""
+    """The profile as lines of text."""
 
 
 class Start(NamedTuple):
