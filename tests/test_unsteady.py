@@ -27,7 +27,7 @@ def again(folder, names, test="def test_it(): pass"):
 
 
 def test_a_test_that_passes_now_is_named(tmp_path):
-    code, out = again(tmp_path, ["test_some.py::test_it@slurm"])
+    code, out = again(tmp_path, ["test_some.py::test_it@slurm-ssh"])
     assert code == 0
     assert "Unsteady, passed at the second attempt:\n  test_some.py::test_it\n" in out
 

@@ -27,7 +27,7 @@ def failed_tests(path=FAILED):
     Raises SystemExit if there are none to run again, or too many.
     """
     names = sorted(json.loads(path.read_text())) if path.exists() else []
-    names = [re.sub(r"@\w+$", "", name) for name in names]  # the group that xdist adds
+    names = [re.sub(r"@[\w-]+$", "", name) for name in names]  # the group that xdist adds
     files = {name.partition("::")[0] for name in names}
     if not names or len(files) > MOST:
         where = f"in {len(files)} files; those of 1 to {MOST} are run again"
