@@ -25,9 +25,9 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from trainer import integrity, tensor_reader
-from trainer.metadata import CheckpointMetadata, Chunk
-from trainer.safe_pickle import InvalidFile
+from trainer.checkpoint import integrity, tensor_reader
+from trainer.checkpoint.metadata import CheckpointMetadata, Chunk
+from trainer.checkpoint.safe_pickle import InvalidFile
 
 
 def save(state: dict[str, Tensor], folder: Path, group: ProcessGroup) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from trainer.process_group import DistributedContext
+from trainer.parallel.process_group import DistributedContext
 
 
 class ParallelDims(NamedTuple):

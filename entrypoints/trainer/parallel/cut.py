@@ -9,12 +9,12 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from trainer import layers, parallelize, partition, shards
-from trainer.cut_forward import OTHER, ForwardCut
 from trainer.data import Batch
 from trainer.errors import ConfigError
 from trainer.objective import Objective
-from trainer.partition import MeasuredLayer
+from trainer.parallel import layers, parallelize, partition, shards
+from trainer.parallel.cut_forward import OTHER, ForwardCut
+from trainer.parallel.partition import MeasuredLayer
 from trainer.setup import Setup
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
 
-from trainer.shards import local
+from trainer.parallel.shards import local
 
 
 def norm(

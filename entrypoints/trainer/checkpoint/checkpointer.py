@@ -22,10 +22,11 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, distributed
 
-from trainer import comm_timing, integrity, tensor_reader
+from trainer.checkpoint import integrity, tensor_reader
+from trainer.checkpoint.integrity import Progress, VerifiedCheckpoint
 from trainer.errors import ConfigError, UnusableCheckpoints
-from trainer.integrity import Progress, VerifiedCheckpoint
-from trainer.process_group import DistributedContext
+from trainer.measure import comm_timing
+from trainer.parallel.process_group import DistributedContext
 
 State = dict[str, Tensor]
 """Tensors of model and optimizer by name."""
@@ -110,7 +111,7 @@ class CheckpointManager:
 
         Raises FileNotFoundError or InvalidFile if the checkpoint is not valid.
         """
-        from trainer import dcp_files
+        from trainer.checkpoint import dcp_files
 
         dcp_files.load(state, path, self._group)
 
@@ -121,7 +122,7 @@ class CheckpointManager:
             shutil.rmtree(saving, ignore_errors=True)
         distributed.barrier(group=self._group)
         saving.mkdir(parents=True, exist_ok=True)
-        from trainer import dcp_files
+        from trainer.checkpoint import dcp_files
 
         dcp_files.save(state, saving, self._group)
         self._finish(saving, path, progress)

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from trainer import layers, shards
 from trainer.errors import ConfigError
+from trainer.parallel import layers, shards
 from trainer.pretrained import Pretrained
 from trainer.seeds import seed_all
 from trainer.task import Init, Task

@@ -14,9 +14,9 @@ import zlib
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from trainer import metadata, tensor_reader
-from trainer.metadata import CheckpointMetadata
-from trainer.safe_pickle import InvalidFile
+from trainer.checkpoint import metadata, tensor_reader
+from trainer.checkpoint.metadata import CheckpointMetadata
+from trainer.checkpoint.safe_pickle import InvalidFile
 
 Progress = dict[str, Any]
 """The run's progress, as JSON: at least ``step`` and ``best_step``."""

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.utils import _pytree as pytree
 
-from trainer import shards
-from trainer.context_parallel import POSITIONS, ContextParallel
 from trainer.data import Batch
 from trainer.errors import ConfigError
 from trainer.objective import Objective
+from trainer.parallel import shards
+from trainer.parallel.context_parallel import POSITIONS, ContextParallel
 from trainer.probe import evaluating
 from trainer.setup import Setup
 from trainer.task import Task, is_integer

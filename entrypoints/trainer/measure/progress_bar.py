@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from trainer.process_group import DistributedContext
+from trainer.parallel.process_group import DistributedContext
 
 
 class ProgressBar:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from trainer.process_group import DistributedContext
+from trainer.parallel.process_group import DistributedContext
 
 STEP_RANGE = re.compile(r"(\d+):(\d+)")
 """The option --profile: first and last step."""

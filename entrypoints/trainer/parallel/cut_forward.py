@@ -23,11 +23,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from trainer import layers, partition, shards
 from trainer.data import Batch
 from trainer.errors import ConfigError
 from trainer.objective import Objective
-from trainer.partition import REPEATS, MeasuredLayer
+from trainer.parallel import layers, partition, shards
+from trainer.parallel.partition import REPEATS, MeasuredLayer
 from trainer.probe import evaluating, unchanged
 from trainer.seeds import mixed, seed_torch
 from trainer.task import scores

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed import _functional_collectives as functional
 
-from trainer.timing import StepTimer
+from trainer.measure.timing import StepTimer
 
 SECTION = "communication"
 _engine = torch.autograd.Variable._execution_engine  # noqa: SLF001 - as FSDP does

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from trainer.shards import local
+from trainer.parallel.shards import local
 
 PREFIX = "average."
 """Of the names of averaged weights in a checkpoint."""

@@ -12,16 +12,19 @@ from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from trainer import data, gradients, optimizers, probe, shards, stored_state
+from trainer import data, probe
+from trainer.checkpoint import stored_state
+from trainer.checkpoint.stored_state import Stored
 from trainer.data import Batch
 from trainer.errors import ConfigError
-from trainer.parallelize import parallelize
-from trainer.process_group import sum_over_ranks
+from trainer.optim import gradients, optimizers
+from trainer.optim.weight_average import WeightAverage
+from trainer.parallel import shards
+from trainer.parallel.parallelize import parallelize
+from trainer.parallel.process_group import sum_over_ranks
 from trainer.seeds import mixed, seed_python, seed_torch
 from trainer.setup import Setup
-from trainer.stored_state import Stored
 from trainer.task import CreateOptimizer
-from trainer.weight_average import WeightAverage
 
 _EVALUATES = (
     "warning: Task.model returned the model in evaluation mode, and it is trained in it: without "
@@ -49,7 +52,7 @@ class Strategy:
         self.pipeline = self.replica = None
         self._checked = False
         if setup.preset.pipeline:
-            from trainer.pipeline import Pipeline
+            from trainer.parallel.pipeline import Pipeline
 
             self.pipeline = Pipeline(setup)
             self.model: nn.Module = self.pipeline.model
@@ -59,7 +62,7 @@ class Strategy:
         if setup.weights.evaluates:
             setup.context.log(_EVALUATES)
         if setup.context_parallel is not None:
-            from trainer import sequences
+            from trainer.parallel import sequences
 
             sequences.check(self.model, setup)
             self._reshard()
@@ -106,7 +109,7 @@ class Strategy:
         """
         if self.setup.context_parallel is None:
             return batch
-        from trainer import sequences
+        from trainer.parallel import sequences
 
         try:
             return sequences.part(batch, self.setup.task, self.setup.context_parallel)
@@ -129,7 +132,7 @@ class Strategy:
         if not self._checked:
             self._check_loss()
         if self.setup.preset.tensor:
-            from trainer import tensor_parallel
+            from trainer.parallel import tensor_parallel
 
             tensor_parallel.finish_gradients(self.model)
         return loss

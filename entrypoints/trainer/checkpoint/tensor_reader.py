@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from trainer import safe_pickle
-from trainer.metadata import DTYPES, CheckpointMetadata, Chunk, Shape
-from trainer.safe_pickle import PERSISTENT_ID, InvalidFile
+from trainer.checkpoint import safe_pickle
+from trainer.checkpoint.metadata import DTYPES, CheckpointMetadata, Chunk, Shape
+from trainer.checkpoint.safe_pickle import PERSISTENT_ID, InvalidFile
 
 _STORAGES = {
     "FloatStorage": torch.float32,

@@ -12,8 +12,8 @@ from torch import distributed
 from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage
 
+from trainer.measure.timing import Section, StepTimer
 from trainer.seeds import mixed, seed_all
-from trainer.timing import Section, StepTimer
 
 
 def ideal(ranks: int, micro_batches: int, stages_per_rank: int = 1) -> float:

@@ -14,9 +14,9 @@ from torch.torch_version import TorchVersion
 
 from trainer.data import DataShard
 from trainer.errors import ConfigError
-from trainer.parallel_dims import ParallelDims, RankMesh
-from trainer.presets import STRATEGIES, Preset
-from trainer.process_group import DistributedContext, divisors
+from trainer.parallel.parallel_dims import ParallelDims, RankMesh
+from trainer.parallel.presets import STRATEGIES, Preset
+from trainer.parallel.process_group import DistributedContext, divisors
 from trainer.train_options import TrainOptions
 
 FULL_WORLD_SIZE = "DEPLOYKIT_FULL_WORLD_SIZE"

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer import safe_pickle
-from trainer.safe_pickle import InvalidFile, PickledObject
+from trainer.checkpoint import safe_pickle
+from trainer.checkpoint.safe_pickle import InvalidFile, PickledObject
 
 MAX_BYTES = 64 * 2**20
 """Maximum size of a ``.metadata`` file; a chunk takes about 200 bytes."""

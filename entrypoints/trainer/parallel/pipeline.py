@@ -17,14 +17,16 @@ from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.utils import _pytree as pytree
 
-from trainer import bubble, data, layers, parallelize, partition, shards
-from trainer.bubble import BubbleMeter, TimedStage
-from trainer.cut import Cut, cut
+from trainer import data
 from trainer.data import Batch
 from trainer.errors import ConfigError
-from trainer.layout import schedule, stages_per_rank
-from trainer.partition import MeasuredLayer, Stages
-from trainer.process_group import broadcast_from_rank_zero
+from trainer.measure import bubble
+from trainer.measure.bubble import BubbleMeter, TimedStage
+from trainer.parallel import layers, parallelize, partition, shards
+from trainer.parallel.cut import Cut, cut
+from trainer.parallel.layout import schedule, stages_per_rank
+from trainer.parallel.partition import MeasuredLayer, Stages
+from trainer.parallel.process_group import broadcast_from_rank_zero
 from trainer.setup import Setup
 
 SCHEDULES = {

@@ -27,9 +27,9 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from trainer import shards, tensor_random
 from trainer.errors import ConfigError
-from trainer.process_group import divisors
+from trainer.parallel import shards, tensor_random
+from trainer.parallel.process_group import divisors
 from trainer.setup import Setup
 from trainer.train_options import TrainOptions
 

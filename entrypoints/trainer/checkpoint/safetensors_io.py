@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from trainer.safe_pickle import InvalidFile
-from trainer.tensor_reader import open_regular_file
+from trainer.checkpoint.safe_pickle import InvalidFile
+from trainer.checkpoint.tensor_reader import open_regular_file
 
 MAX_HEADER = 2**24
 """Maximum size of the header in bytes; a tensor takes about 100."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from trainer import comm_timing, flops
 from trainer import task as tasks
-from trainer.process_group import sum_over_ranks
+from trainer.measure import comm_timing, flops
+from trainer.measure.timing import find_straggler
+from trainer.parallel.process_group import sum_over_ranks
 from trainer.setup import Setup
-from trainer.timing import find_straggler
 
 
 class _Measured(NamedTuple):

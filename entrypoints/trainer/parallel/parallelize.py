@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from trainer import layers
-from trainer.data_parallel import Replica, replicate
+from trainer.parallel import layers
+from trainer.parallel.data_parallel import Replica, replicate
 from trainer.setup import Setup
 
 
@@ -19,7 +19,7 @@ def parallelize(setup: Setup) -> Replica:
     """Build the model, with the same weights on every rank, and prepare it."""
     model = setup.weights.build()
     if setup.context_parallel is not None:
-        from trainer import sequences
+        from trainer.parallel import sequences
 
         sequences.prepare(model, setup)
     prepare_layers(model, setup)
@@ -30,13 +30,13 @@ def prepare_layers(model: nn.Module, setup: Setup) -> None:
     """Apply float8, activation checkpointing and torch.compile to each layer, in place."""
     options, names = setup.options, layers.names(model, setup.task.layers)
     if options.precision == "float8":
-        from trainer import float8
+        from trainer.optim import float8
 
         float8.convert(model, names, setup.context.device)
     if options.checkpoint_activations:
         if setup.context_parallel is not None:
             setup.context_parallel.cover(model, names)
-        from trainer.recompute import recompute
+        from trainer.parallel.recompute import recompute
 
         recompute(model, names, options.checkpoint_activations)
     if options.compile:
@@ -46,11 +46,11 @@ def prepare_layers(model: nn.Module, setup: Setup) -> None:
 def distribute(part: nn.Module, names: list[str], setup: Setup) -> Replica:
     """Share `part` of a model among the ranks that have it; `names` are its layers."""
     if setup.layout.dims.tp > 1:
-        from trainer import tensor_parallel
+        from trainer.parallel import tensor_parallel
 
         tensor_parallel.apply(part, setup)
     if setup.options.sync_batchnorm:
-        from trainer import batch_norm
+        from trainer.parallel import batch_norm
 
         batch_norm.synchronize(part, setup.layout.token_shard)
     device, weights = setup.context.device, setup.weights

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
+from trainer.checkpoint.metadata import Shape
+from trainer.checkpoint.safe_pickle import InvalidFile
 from trainer.errors import ConfigError
-from trainer.metadata import Shape
-from trainer.safe_pickle import InvalidFile
 
 NUMBER, OBJECT = "number.", "object."
 Stored = Mapping[str, tuple[torch.dtype, Shape]]

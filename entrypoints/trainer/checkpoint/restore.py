@@ -17,9 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from trainer import checkpoint, tasks, weight_average
-from trainer.integrity import Progress, VerifiedCheckpoint
-from trainer.safe_pickle import InvalidFile
+from trainer import tasks
+from trainer.checkpoint import checkpointer as checkpoint
+from trainer.checkpoint.integrity import Progress, VerifiedCheckpoint
+from trainer.checkpoint.safe_pickle import InvalidFile
+from trainer.optim import weight_average
 from trainer.train_options import ModelOptions
 
 Loaded = TypeVar("Loaded")

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
 
-from trainer import comm_timing, probe, same_layers
-from trainer.process_group import sum_over_ranks
+from trainer import probe
+from trainer.measure import comm_timing
+from trainer.parallel import same_layers
+from trainer.parallel.process_group import sum_over_ranks
 from trainer.setup import Setup
 from trainer.train_options import TrainOptions
 
@@ -123,7 +125,7 @@ def _has_unused_parameters(model: nn.Module, setup: Setup) -> bool:
         return False
     objective, sample = setup.objective, setup.sample
     if setup.context_parallel is not None:
-        from trainer import sequences
+        from trainer.parallel import sequences
 
         sample = sequences.part(sample, setup.task, setup.context_parallel)
 
