@@ -38,7 +38,7 @@ DEFAULT = "local"
 
 
 LAUNCH = f"{FOLDER}/launch.py"
-ENTER = f"{FOLDER}/{NODE_PLANE[1]}/inspect/enter.py"
+ENTER = f"{FOLDER}/{NODE_PLANE[1]}/observe/enter.py"
 """In the source of a run, unless an earlier version submitted it."""
 
 FOLDERS = ("logs", "output", "checkpoints", "exit_records")

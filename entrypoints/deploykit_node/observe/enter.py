@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from deploykit_node import cluster
 from deploykit_node.cluster import Environ
-from deploykit_node.inspect import debugger, faults, processes
+from deploykit_node.observe import debugger, faults, processes
 
 _UNAVAILABLE = 69
 """EX_UNAVAILABLE of sysexits.h."""

@@ -19,15 +19,15 @@ from pathlib import Path
 
 from deploykit_node import cluster, records
 from deploykit_node.cluster import Environ
-from deploykit_node.inspect import faults, processes, spy, stacks
-from deploykit_node.inspect.stacks import (
+from deploykit_node.log import now
+from deploykit_node.observe import faults, processes, spy, stacks
+from deploykit_node.observe.stacks import (
     NodeStacks,
     NoStacks,
     ProcessStacks,
     RankStacks,
     Thread,
 )
-from deploykit_node.log import now
 from deploykit_node.records import ProcessRecord
 
 _AT_ONCE = 8

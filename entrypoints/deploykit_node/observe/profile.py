@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from deploykit_node.inspect import faults
+from deploykit_node.observe import faults
 
 FOLDER = "profile"
 """Folder of the traces in the run folder (SageMaker: in the output)."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from deploykit_node.cluster import Environ
-from deploykit_node.inspect.stacks import Frame, NoStacks, Thread
+from deploykit_node.observe.stacks import Frame, NoStacks, Thread
 from deploykit_node.signals import in_mask
 
 _HOOK = Path(__file__).with_name("hook")

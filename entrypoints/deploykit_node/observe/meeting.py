@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from deploykit_node import records
-from deploykit_node.inspect import spy
-from deploykit_node.inspect.stacks import NoStacks
+from deploykit_node.observe import spy
+from deploykit_node.observe.stacks import NoStacks
 
 _CALL, _FILE = "_create_c10d_store", "/torch/distributed/rendezvous.py"
 _HELPERS = "/multiprocessing/resource_tracker.py"

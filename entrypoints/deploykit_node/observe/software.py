@@ -6,7 +6,7 @@ import importlib.metadata
 import os
 import sys
 
-from deploykit_node.inspect import nvml
+from deploykit_node.observe import nvml
 from deploykit_node.records import SoftwareRecord
 
 _PACKAGES = ("torch", "numpy", "accelerate", "deepspeed", "lightning", "transformers")

@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from deploykit_node import cluster, exit_records, private, records
 from deploykit_node.cluster import Environ
-from deploykit_node.inspect import nvml, processes
 from deploykit_node.log import now
+from deploykit_node.observe import nvml, processes
 from deploykit_node.records import RankUsage, UsageRecord
 
 Number = TypeVar("Number", int, float)
@@ -55,7 +55,7 @@ class Recorder:
     def _tell_software(self) -> None:
         """Write once what this node runs; by now the ranks have started, and do not wait for it."""
         if self._software is not None:
-            from deploykit_node.inspect import software
+            from deploykit_node.observe import software
 
             file, self._software = self._software, None
             records.write(file, software.of(self._devices))

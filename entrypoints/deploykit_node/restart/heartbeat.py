@@ -39,7 +39,7 @@ def lost_nodes(env: Environ, node: int) -> list[int]:
 
     A node that is about to leave one has some seconds to do so.
     """
-    from deploykit_node.requeue import silent_nodes  # asyncio takes a while to load
+    from deploykit_node.restart import silent_nodes  # asyncio takes a while to load
 
     deadline = time.monotonic() + _PATIENCE
     others = {other: record for other, record in _all(env).items() if other != node}

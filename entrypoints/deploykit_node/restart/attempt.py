@@ -21,8 +21,8 @@ from deploykit_node.exit_records import STOPPED, NodeExit
 from deploykit_node.gathering import Pause, is_written
 from deploykit_node.network.alive import Listener
 from deploykit_node.records import AttemptRecord
-from deploykit_node.requeue import checkpoints, heartbeat, restarts, slurm_job
-from deploykit_node.requeue.restarts import (
+from deploykit_node.restart import checkpoints, heartbeat, restarts, slurm_job
+from deploykit_node.restart.restarts import (
     ERROR,
     NODE_FAILURE,
     PREEMPTION,

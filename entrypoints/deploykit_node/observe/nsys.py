@@ -24,7 +24,7 @@ from pathlib import Path
 from deploykit_node import LAUNCH, cluster, exit_records, log, records, relay, signals
 from deploykit_node.cluster import BadEnvironment
 from deploykit_node.environment import Environ
-from deploykit_node.inspect import processes, profile
+from deploykit_node.observe import processes, profile
 
 BELOW = "DEPLOYKIT_BELOW_NSYS"
 """Variable of a rank below nsys: the process id of the one above."""

@@ -23,9 +23,9 @@ from pathlib import Path
 
 from deploykit_node import LAUNCH, cluster, exit_records, records
 from deploykit_node.cluster import BadEnvironment, Environ
-from deploykit_node.inspect import meeting, processes
-from deploykit_node.inspect.look import Look
 from deploykit_node.log import now
+from deploykit_node.observe import meeting, processes
+from deploykit_node.observe.look import Look
 from deploykit_node.records import StallRecord
 
 MINIMUM = 300.0

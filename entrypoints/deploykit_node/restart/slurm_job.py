@@ -19,7 +19,7 @@ from pathlib import Path
 
 from deploykit_node import cluster
 from deploykit_node.cluster import Environ
-from deploykit_node.requeue.restarts import NODE_FAILURE, PREEMPTION, REQUEST, TIME_LIMIT
+from deploykit_node.restart.restarts import NODE_FAILURE, PREEMPTION, REQUEST, TIME_LIMIT
 
 _DUE_TO = re.compile(
     r"^slurmstepd\S* error: \*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+ DUE TO ([A-Z ]+[A-Z])",

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from deploykit_node import records
 from deploykit_node.cluster import BadEnvironment, Environ
-from deploykit_node.inspect import faults
+from deploykit_node.observe import faults
 
 _FILE = "debugger.json"
 _PATIENCE = 600.0

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from deploykit_node.inspect.stacks import Frame, NoStacks, Thread
+from deploykit_node.observe.stacks import Frame, NoStacks, Thread
 
 _PATIENCE = 10.0
 _PATIENCE_NATIVE = 60.0
