@@ -22,7 +22,7 @@ ALLOWED = {
     f"{PACKAGE}/network/elastic.py": {"torch"},
     f"{PACKAGE}/observe/debug_server.py": {"debugpy"},  # in the Python of the job
     f"{PACKAGE}/observe/torch_profile.py": {"torch"},
-    f"{PACKAGE}/inspect/hook/sitecustomize.py": {"sitecustomize"},  # the program's own
+    f"{PACKAGE}/observe/hook/sitecustomize.py": {"sitecustomize"},  # the program's own
 }
 
 
