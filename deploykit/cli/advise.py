@@ -27,7 +27,6 @@ _COLUMNS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare an option for each field of AdviseOptions, and --write and --list."""
     for field in dataclasses.fields(AdviseOptions):
         kind, metadata, _ = split(hints(AdviseOptions)[field.name])
         text = next(note.text for note in metadata if isinstance(note, Help))
@@ -51,7 +50,6 @@ def _metavar(kind: Any, metadata: tuple[Any, ...]) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the strategies with their memory and time, or the known GPUs."""
     if args.list:
         _list(as_json=args.json)
         return 0

@@ -1,10 +1,23 @@
-"""Values of arguments that several verbs have."""
+"""Arguments that several verbs have: a verb names them in `SHARED`; and the types of values."""
 
 from __future__ import annotations
 
 import argparse
+import json
+from argparse import ArgumentParser
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 from deploykit.job.decode import DURATION
+
+_RESOURCES = (
+    ("nodes", "N", "number of nodes; 2:4 for at least 2 and at most 4"),
+    ("processes-per-node", "N", "ranks on each node"),
+    ("gpus-per-node", "N", "GPUs on each node"),
+    ("time-limit", "TIME", "time limit, such as 30m or 1h30m"),
+)
+"""Options for keys of `resources`."""
 
 
 def count(text: str) -> int:
@@ -28,3 +41,141 @@ def seconds(text: str) -> float:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90s or 30m") from None
     return float(number)
+
+
+def _job(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "job",
+        nargs="?",
+        type=Path,
+        default=Path("job.yaml"),
+        metavar="FILE|SCRIPT",
+        help="job file, YAML or TOML, or a Python script (default: job.yaml)",
+    )
+    parser.add_argument(
+        *("-m", "--module"),
+        action="append",
+        dest="set",
+        default=[],
+        type=lambda module: f"entrypoint={json.dumps({'module': module})}",
+        metavar="MODULE",
+        help="run this module, as `python -m` does, in place of the job file's script",
+    )
+    _set(parser)
+    for name, metavar, text in _RESOURCES:
+        key = name.replace("-", "_")
+        parser.add_argument(
+            f"--{name}",
+            action="append",
+            dest="set",
+            default=[],
+            type=f"resources.{key}={{}}".format,
+            metavar=metavar,
+            help=text,
+        )
+
+
+def _set(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a key, e.g. resources.nodes=2 or entrypoint.args='[--lr, 0.1]'",
+    )
+
+
+def _backend(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        *("-b", "--backend"),
+        metavar="BACKEND",
+        help="local, slurm, sagemaker, or another of `deploykit backends` (default: `backend` of "
+        "the job file, else DEPLOYKIT_BACKEND, else the config file's, else local)",
+    )
+
+
+def _backends(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        *("-b", "--backend"),
+        action="append",
+        default=[],
+        metavar="BACKEND",
+        help="check for this backend (repeatable)",
+    )
+
+
+def _strict(parser: ArgumentParser) -> None:
+    parser.add_argument("--strict", action="store_true", help="treat warnings as errors")
+
+
+def _again(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        *("-b", "--backend"),
+        metavar="BACKEND",
+        help="submit to this backend instead (default: the original one)",
+    )
+    parser.add_argument("--run", dest="new_run", metavar="ID", help="id of the new run")
+
+
+def _sending(parser: ArgumentParser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="print what would be sent")
+    parser.add_argument(
+        "--wait",
+        action="store_true",
+        help="follow the logs, and exit with the exit code of the run",
+    )
+
+
+def _runs(parser: ArgumentParser, nargs: str, more: str) -> None:
+    text = f"run id, or its unique beginning or end{more}"
+    parser.add_argument("run", nargs=nargs, metavar="RUN", help=text)
+
+
+def _exact_runs(parser: ArgumentParser) -> None:
+    text = "run id, or its unique beginning (4 characters or more)"
+    parser.add_argument("run", nargs="+", metavar="RUN", help=text)
+
+
+def _metric(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--name",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="only metrics with this name; * matches any text (repeatable)",
+    )
+
+
+def _rank(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--rank",
+        type=rank,
+        default=0,
+        metavar="N",
+        help="the rank whose node and environment to use (default: 0)",
+    )
+
+
+def _limit(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        *("-n", "--limit"), type=count, default=20, metavar="N", help="at most N (default: 20)"
+    )
+
+
+SHARED: dict[str, Callable[[ArgumentParser], None]] = {
+    "job": _job,
+    "set": _set,
+    "backend": _backend,
+    "backends": _backends,
+    "strict": _strict,
+    "again": _again,
+    "sending": _sending,
+    "run": partial(_runs, nargs="?", more=" (default: the newest run)"),
+    "runs": partial(_runs, nargs="*", more=""),
+    "newest": partial(_runs, nargs="*", more=" (default: the newest run)"),
+    "exact_runs": _exact_runs,
+    "limit": _limit,
+    "metric": _metric,
+    "rank": _rank,
+}
+"""What declares each, by its name in a verb's `SHARED`."""

@@ -1,6 +1,6 @@
 """Track a run that was submitted on another machine, by its run id alone.
 
-From then on `status`, `logs`, `wait` and `cancel` work with it here too.
+`status`, `logs`, `wait` and `cancel` then work with it on this machine too.
 
 deploykit attach exp-20261122-120000-abcd -b sagemaker --target eu-west-1
 """
@@ -17,8 +17,9 @@ SHARED = ("backend",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare RUN and --target."""
-    parser.add_argument("run", metavar="RUN", help="the full run id: the job's name there")
+    parser.add_argument(
+        "run", metavar="RUN", help="full run id, which is also the name of the job on the target"
+    )
     parser.add_argument(
         "--target",
         metavar="TARGET",
@@ -27,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Add the run to the registry, and print it."""
     row = run_state.attach(args.run, lifecycle.chosen(args.backend), args.target)
     if args.json:
         output.emit(output.run_data(row))

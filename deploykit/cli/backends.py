@@ -1,7 +1,7 @@
 """List the backends, what each offers, and what is missing here to use it.
 
-Asks Slurm's controller and AWS, for a few seconds at most, whether they would accept a job from
-here; says how to get what is missing. Changes nothing.
+Checks (for a few seconds) whether Slurm and AWS would accept a job from this machine, and how to
+install what is missing. Changes nothing.
 
 With `slurm --probe`: query this Slurm cluster's partitions, nodes and limits, and save them as a
 site profile, which `check` uses on machines without Slurm (`slurm.site` in the job file).
@@ -23,16 +23,16 @@ from deploykit.lib.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the backend, --probe and --target."""
     parser.add_argument("backend", nargs="?", metavar="BACKEND", help="only this one")
-    parser.add_argument("--probe", action="store_true", help="query its target, save the profile")
+    parser.add_argument(
+        "--probe", action="store_true", help="query the target of the backend, and save its profile"
+    )
     parser.add_argument(
         "--target", metavar="TARGET", help="the target to probe, such as a login node (over ssh)"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a line for each backend, or the profile of a target."""
     if args.probe:
         return _probe(args.backend, args.target, as_json=args.json)
     if args.target is not None:

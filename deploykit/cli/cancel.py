@@ -1,4 +1,4 @@
-"""Stop runs; a run that has ended is not changed.
+"""Stop runs. Runs that have already ended are not changed.
 
 Ranks get SIGTERM and time to save, except on SageMaker, whose launchers do not forward signals.
 
@@ -15,15 +15,10 @@ from deploykit.run import registry
 from deploykit.run import state as run_state
 from deploykit.run.registry import Run
 
-SHARED = ("runs",)
-
-
-def add_arguments(_: argparse.ArgumentParser) -> None:
-    """Declare nothing: it takes runs only."""
+SHARED = ("exact_runs",)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Stop the runs and print their states. Where a name is wrong none is stopped."""
     rows = {row.run: row for row in map(registry.get_to_stop, args.run)}.values()
     stopped: list[Run] = []
     errors: list[DeploykitError] = []

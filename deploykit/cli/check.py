@@ -13,22 +13,10 @@ import argparse
 from deploykit.cli import output
 from deploykit.run import lifecycle
 
-SHARED = ("job", "strict")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare --backend."""
-    parser.add_argument(
-        "-b",
-        "--backend",
-        action="append",
-        metavar="BACKEND",
-        help="check for this backend (repeatable)",
-    )
+SHARED = ("job", "backends", "strict")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the warnings; raise JobFileError with every error of every backend."""
     file = lifecycle.load(args.job, args.set, args.backend or (), args.arguments)
     names = list(file.sections)
     warnings = lifecycle.check_all(file)

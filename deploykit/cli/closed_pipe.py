@@ -1,4 +1,4 @@
-"""A reader that closes the pipe ends a verb that waits: now, and not at its next line."""
+"""End a waiting command as soon as the reader of its output closes the pipe."""
 
 from __future__ import annotations
 

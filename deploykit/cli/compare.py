@@ -1,7 +1,7 @@
 """Compare runs: differences in source, job and arguments, and the metrics, the best marked `*`.
 
-What is the same in all runs is left out. The best value of a metric is the lowest loss, error or
-time, or the highest accuracy or rate. Which of these a metric is, its name must tell.
+Settings that are the same in all runs are omitted. The best value of a loss, error or time is the
+lowest, of an accuracy or rate the highest; the name of the metric decides which applies.
 
 deploykit compare exp-1 exp-2
 deploykit compare exp-1 exp-2 exp-3 --name '*loss*'
@@ -21,23 +21,16 @@ from deploykit.run import report as run_report
 from deploykit.run import state as run_state
 from deploykit.run.report import Comparison, MetricRow, RunFacts
 
+SHARED = ("metric",)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the runs and --name."""
     parser.add_argument(
         "run", nargs="+", metavar="RUN", help="run ids, or their unique beginnings or ends"
-    )
-    parser.add_argument(
-        "--name",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="only metrics of this name, in which * matches any text; may be repeated",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what differs between the runs."""
     rows = {row.run: row for row in registry.selected(args.run)}
     if len(rows) == 1:
         raise UsageError(
@@ -46,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     facts = [run_report.facts(row, args.name) for row in run_state.refresh(list(rows.values()))]
     compared = run_report.compare(facts)
     for one in facts:
-        output.note(*(f"{one.row.run}: not read: {problem}" for problem in one.problems))
+        output.note(*(f"{one.row.run}: could not read {problem}" for problem in one.problems))
     if args.json:
         output.emit(data(compared))
     else:

@@ -21,15 +21,13 @@ _NEWEST = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the shell and --list."""
     parser.add_argument("shell", nargs="?", choices=["bash", "zsh", "fish"], help="your shell")
     parser.add_argument(
-        "--list", choices=list(_LISTS), help="print the words of a list: the script asks for them"
+        "--list", choices=list(_LISTS), help="print a list of words, for the completion script"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the script, or the words of a list."""
     if args.list is not None:
         output.say(*filter(_SAFE.fullmatch, _LISTS[args.list]()))
         return 0

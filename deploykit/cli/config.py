@@ -20,22 +20,17 @@ from deploykit.lib import paths
 from deploykit.lib.errors import CannotWrite
 from deploykit.run import config, lifecycle
 
-SHARED = ("backend",)
+SHARED = ("set", "backend")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the job file, --set and --init."""
     parser.add_argument(
         "job", nargs="?", type=Path, metavar="FILE", help="job file (default: job.yaml, if any)"
-    )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the job"
     )
     parser.add_argument("--init", action="store_true", help="write a config file to fill in")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print each setting and its source, or write a config file."""
     path = paths.config()
     if args.init:
         return _init(path, as_json=args.json)

@@ -22,7 +22,6 @@ SHARED = ("job", "backend")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare --explain, --refresh and --max-cost."""
     parser.add_argument("--explain", action="store_true", help="show how each sum is calculated")
     parser.add_argument(
         "--refresh", action="store_true", help="fetch current prices from the provider first"
@@ -33,7 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the estimate of the job."""
     name, file = _job(args)
     options = file.sections[name]
     engine = backend.require(name, "cost")

@@ -61,6 +61,14 @@ def rate(one: Progress) -> str:
     return f"{one.rate:.3g} steps/s" if one.rate >= 1 else f"{1 / one.rate:.3g} s a step"
 
 
+def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The rows as lines whose cells stand below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()
+
+
 def sparkline(values: Sequence[float], width: int) -> str:
     """The values as blocks, each the mean of its part; ``!`` where one is no number."""
     width = min(width, len(values))

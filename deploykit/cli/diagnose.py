@@ -41,7 +41,6 @@ _CODES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the run or files, and --rules."""
     parser.add_argument(
         "what",
         nargs="*",

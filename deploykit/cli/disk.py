@@ -1,6 +1,6 @@
 """Show the disk usage of the state folder, the largest run first, and the free space.
 
-Asks no backend: states are the last known ones. `deploykit prune` frees space.
+States are the last known ones; no backend is queried. `deploykit prune` frees space.
 
 deploykit disk
 """
@@ -14,27 +14,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploykit.cli import arguments, output
+from deploykit.cli import output
 from deploykit.lib import paths, units
 from deploykit.run import registry, storage
 
-_LIMIT = 20
 _COLUMNS = (*storage.PARTS, "other")
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare --limit."""
-    parser.add_argument(
-        *("-n", "--limit"),
-        type=arguments.count,
-        default=_LIMIT,
-        metavar="N",
-        help=f"the N largest runs (default {_LIMIT})",
-    )
+SHARED = ("limit",)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the totals by kind, then a line for each run."""
     rows = registry.every()
     each = sorted(map(_run, rows), key=lambda one: -one["bytes"])
     used = storage.references(rows)
@@ -109,7 +98,7 @@ def _show(
         headings_in_pipe=True,
     )
     if kinds["unlisted runs"]["count"]:
-        output.note("unlisted runs are folders that the registry lacks; prune keeps them")
+        output.note("unlisted runs are folders missing from the registry; prune keeps them")
     if not each:
         return
     output.say("")

@@ -25,19 +25,10 @@ from deploykit.run import lifecycle
 FAULT_FOUND = 80
 """As for `diagnose`: the command worked, and found that the job would not."""
 _WIDTH = 100
-SHARED = ("job",)
+SHARED = ("job", "backends")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the backends, and what to do with the facts and fixes."""
-    parser.add_argument(
-        "-b",
-        "--backend",
-        action="append",
-        metavar="BACKEND",
-        help="check this target (repeatable)",
-        default=[],
-    )
     parser.add_argument(
         "--save", type=Path, metavar="FOLDER", help="save the facts as well, for --from"
     )

@@ -1,6 +1,6 @@
 """Print the Python stack of every rank of a running run, with identical stacks merged.
 
-The odd one out comes first. The run is not disturbed. The stacks are saved in the run folder;
+Outliers are listed first. The run is not interrupted. The stacks are saved in the run folder;
 for a run that has ended, the last saved ones are shown.
 
 deploykit dump                  the newest run
@@ -19,7 +19,6 @@ SHARED = ("run",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what to show of each rank."""
     parser.add_argument(
         "--native", action="store_true", help="also show C and C++ frames (needs py-spy)"
     )
@@ -27,7 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the stacks, the smallest group of ranks first."""
     row = registry.get(args.run)
     taken = enter.take_stacks(row, native=args.native)
     if args.json:
@@ -36,9 +34,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     time = output.when(taken.dump.time.timestamp()) if taken.dump.time else "an unknown time"
     count = len(taken.dump.ranks)
-    ended = " (it has ended; these were kept)" if taken.kept else ""
+    ended = " (the run has ended; these are the last saved)" if taken.kept else ""
     output.say(f"{row.run}: {count} rank{'' if count == 1 else 's'} at {time}{ended}", "")
     output.say(*taken.lines(threads=args.threads))
     output.note(*(f"warning: {text}" for text in taken.warnings))
-    output.note(f"kept in {taken.dump.folder}")
+    output.note(f"saved in {taken.dump.folder}")
     return 0

@@ -1,7 +1,7 @@
 """Run a command next to a rank of a running run: on its node, in its folder and environment.
 
-The command takes over this terminal, and `exec` exits with its exit code. Nothing but the command
-itself disturbs the run. With --json, its output and exit code are printed once it has ended.
+The command takes over this terminal, and `exec` exits with its exit code. The run is
+not interrupted. With --json, its output and exit code are printed once it has ended.
 
 deploykit exec exp-1 -- nvidia-smi
 deploykit exec exp-1 --rank 3 -- python -c 'import torch; print(torch.__version__)'
@@ -11,31 +11,20 @@ from __future__ import annotations
 
 import argparse
 
-from deploykit.cli import arguments, output
+from deploykit.cli import output
 from deploykit.lib import shell
 from deploykit.lib.errors import UsageError
 from deploykit.run import enter, registry
 
-SHARED = ("run",)
+SHARED = ("run", "rank")
 _LONGEST = 86400.0
 """Seconds for a command whose output is printed as JSON."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare --rank."""
-    parser.add_argument(
-        "--rank",
-        type=arguments.rank,
-        default=0,
-        metavar="N",
-        help="rank to run it next to (default: 0)",
-    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Become the command; with --json run it, and return its exit code."""
     if not args.arguments:
-        raise UsageError("no command is given", hint="it follows `--`, as in `-- nvidia-smi`")
+        raise UsageError("no command is given", hint="put it after `--`, as in `-- nvidia-smi`")
     row = registry.get(args.run)
     terminal = shell.has_person() and not args.json
     command = enter.argv(row, args.rank, args.arguments, terminal=terminal)

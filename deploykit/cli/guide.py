@@ -28,23 +28,23 @@ _NETWORK = (
 )
 """Beginnings of the codes of doctor's findings that the guides show."""
 _KEYS = ("region", "instance_type", "subnets", "security_group_ids")
+SHARED = ("set",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the guide, the run, and the job file."""
     parser.add_argument("name", nargs="?", metavar="NAME", help=", ".join(GUIDES))
     parser.add_argument("run", nargs="?", metavar="RUN", help="fill in the values of this run")
     parser.add_argument("--job", type=Path, metavar="FILE", help="check the network of this job")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the job"
-    )
-    parser.add_argument(
-        "--from", type=Path, dest="saved", metavar="FOLDER", help="judge facts saved by `doctor`"
+        "--from",
+        type=Path,
+        dest="saved",
+        metavar="FOLDER",
+        help="use facts saved by `doctor --save`",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the page, or the list of pages."""
     if args.name is None:
         _list(as_json=args.json)
         return 0
@@ -98,7 +98,7 @@ def _add_job(context: GuideContext, args: argparse.Namespace) -> None:
         try:
             findings = list(doctor.examine(file.job, options, saved=args.saved, save=None))
         except (BackendUnavailable, TryAgain) as error:
-            fix = Fix(error.hint or "run it again where the target can be reached")
+            fix = Fix(error.hint or "run it again on a machine that can reach the target")
             findings = [Finding("not_answered", "unchecked", f"not checked: {error}", (), fix)]
         context.findings += [one for one in findings if _concerns_network(one)]
 

@@ -25,7 +25,6 @@ _LINTER = "cfn-lint"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the action, the answers and the output folder."""
     parser.add_argument("action", choices=("render", "check"), help="what to do")
     parser.add_argument(
         "answers",
@@ -42,7 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Render the files, or check the answers."""
     chosen = infra.load(args.answers)
     files = dict(infra.files(chosen))
     if args.action == "check":

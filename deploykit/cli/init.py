@@ -31,7 +31,6 @@ _KEPT = "no file is overwritten: edit it, or name another file"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the file and the kinds of files to write."""
     parser.add_argument(
         "file",
         nargs="?",
@@ -50,7 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the job file, or its schema."""
     sections = {name: backend.find(name).Options for name in backend.names()}
     if args.schema:
         return _write(args, args.file or Path(_SCHEMA), _schema_text(sections))
@@ -100,7 +98,7 @@ def _with_trainer(args: argparse.Namespace, sections: Mapping[str, type[Any]]) -
     taken = [str(path.parent / name) for name in texts if (path.parent / name).exists()]
     if taken or path.exists():
         names = ", ".join([*([str(path)] if path.exists() else []), *taken[:_OFFERED]])
-        raise UsageError(f"already there: {names}", hint=_KEPT)
+        raise UsageError(f"already exist: {names}", hint=_KEPT)
     for name, text in texts.items():
         (path.parent / name).parent.mkdir(exist_ok=True)
         paths.create(path.parent / name, text, _KEPT)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from deploykit.cli import arguments, describe, output
+from deploykit.cli import describe, output
 from deploykit.job import file as jobfile
 from deploykit.job.model import State
 from deploykit.job.spelling import did_you_mean
@@ -19,16 +19,10 @@ from deploykit.run import registry
 from deploykit.run import state as run_state
 from deploykit.run.registry import Run, Search
 
+SHARED = ("limit",)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare --limit and the filters."""
-    parser.add_argument(
-        *("-n", "--limit"),
-        type=arguments.count,
-        default=20,
-        metavar="N",
-        help="at most N (default: 20)",
-    )
     parser.add_argument("--cost", action="store_true", help="also show what each run has cost")
     parser.add_argument(
         "--state",
@@ -44,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a line for each run."""
     search = Search(_states(args.state or []), args.name)
     rows = run_state.search(search, args.limit)
     if args.json:

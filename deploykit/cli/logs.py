@@ -29,7 +29,6 @@ _Line = TypeVar("_Line", LogLine, LogLine | str)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what to select of the run's lines."""
     parser.add_argument(
         "-f", "--follow", action="store_true", help="follow until the run has ended"
     )
@@ -37,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         *("-n", "--tail"),
         type=arguments.count,
         metavar="N",
-        help="only the last N lines, and with -f those that follow",
+        help="only the last N lines; with -f also the lines that follow",
     )
     parser.add_argument("--rank", type=int, metavar="N", help="only this global rank")
     parser.add_argument("--task", type=int, metavar="N", help="only this task of a job array")
@@ -62,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--raw",
         action="store_true",
-        help="print every line, also torchrun's own",
+        help="print every line, including torchrun's own",
     )
     parser.add_argument(
         "--color",
@@ -72,7 +71,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the selected lines; a note where there are none."""
     row = run_state.refresh([registry.get(args.run)])[0]
     foldings = [Folding()]
     nothing = _none_message(args, is_over=State(row.state).final)

@@ -1,7 +1,7 @@
 """The command line: run a verb, and turn what it raises into a message and an exit code.
 
-A verb is a module beside this one. Its `add_arguments` declares its own arguments; those that
-several verbs have are declared here, and a verb names them in `SHARED`.
+A verb is a module beside this one. Its `add_arguments` declares its own arguments; `SHARED` names
+those that it has in common with other verbs (arguments.py).
 """
 
 from __future__ import annotations
@@ -67,23 +67,16 @@ GROUPS = {
         "metrics": "print the metrics of a run, from its files and its log",
         "compare": "compare runs: differences in source, job and arguments, and the metrics",
         "report": "write a report of one or more runs as an HTML file",
-        "sync": "send metrics that the trackers of a run do not have yet",
+        "sync": "send missing metrics to the trackers of a run",
     },
     "Clean up": {
         "disk": "show disk usage, by run",
         "prune": "remove old runs, and files that no run needs",
-        "rm": "remove runs that have ended, with their files on this machine",
+        "rm": "remove ended runs, with their files on this machine",
     },
 }
 """Verbs, as `--help` lists them."""
 VERBS = {name: text for group in GROUPS.values() for name, text in group.items()}
-_RESOURCES = (
-    ("nodes", "N", "number of nodes; 2:4 for at least 2 and at most 4"),
-    ("processes-per-node", "N", "ranks on each node"),
-    ("gpus-per-node", "N", "GPUs on each node"),
-    ("time-limit", "TIME", "time limit, such as 30m or 1h30m"),
-)
-"""Options for keys of `resources`."""
 _WRITE_ERRORS = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.ENOSPC, errno.EPERM, errno.EROFS}
 _PACKAGES = ("torch", "submitit", "boto3", "sagemaker")
 """Packages that `--version` looks for, without importing them."""
@@ -156,6 +149,8 @@ def parser(chosen: list[str]) -> argparse.ArgumentParser:
     for name in [] if known else VERBS:
         verbs.add_parser(name, add_help=False)
     for name in known:
+        from deploykit.cli import arguments
+
         module = _module(name)
         sub = verbs.add_parser(
             name,
@@ -164,8 +159,9 @@ def parser(chosen: list[str]) -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         for argument in _shared(module):
-            _ADD[argument](sub)
-        module.add_arguments(sub)
+            arguments.SHARED[argument](sub)
+        if hasattr(module, "add_arguments"):
+            module.add_arguments(sub)
         sub.set_defaults(own=sub)
         if name != "completion":
             sub.add_argument("--json", action="store_true", help="print JSON, for programs")
@@ -228,85 +224,6 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
         return argv, []
     end = argv.index("--")
     return argv[:end], argv[end + 1 :]
-
-
-def _add_job(parser: argparse.ArgumentParser) -> None:
-    from pathlib import Path  # not needed for --help
-
-    parser.add_argument(
-        "job",
-        nargs="?",
-        type=Path,
-        default=Path("job.yaml"),
-        metavar="FILE|SCRIPT",
-        help="job file, YAML or TOML, or a Python script (default: job.yaml)",
-    )
-    parser.add_argument(
-        *("-m", "--module"),
-        action="append",
-        dest="set",
-        default=[],
-        type=_entrypoint,
-        metavar="MODULE",
-        help="run this module, as `python -m` does, in place of the job file's script",
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override a key, e.g. resources.nodes=2 or entrypoint.args='[--lr, 0.1]'",
-    )
-    for name, metavar, text in _RESOURCES:
-        key = name.replace("-", "_")
-        parser.add_argument(
-            f"--{name}",
-            action="append",
-            dest="set",
-            default=[],
-            type=f"resources.{key}={{}}".format,
-            metavar=metavar,
-            help=text,
-        )
-
-
-def _entrypoint(module: str) -> str:
-    """The override that a module is."""
-    import json
-
-    return f"entrypoint={json.dumps({'module': module})}"
-
-
-def _add_backend(parser: argparse.ArgumentParser) -> None:
-    names = "local, slurm, sagemaker, or another of `deploykit backends`"
-    default = (
-        "`backend` of the job file, else DEPLOYKIT_BACKEND, else the config file's, else local"
-    )
-    parser.add_argument("-b", "--backend", metavar="BACKEND", help=f"{names} (default: {default})")
-
-
-def _add_strict(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--strict", action="store_true", help="treat warnings as errors")
-
-
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    text = "run id, or its unique beginning or end (default: the newest run)"
-    parser.add_argument("run", nargs="?", metavar="RUN", help=text)
-
-
-def _add_runs(parser: argparse.ArgumentParser) -> None:
-    text = "run id, or its unique beginning (4 characters or more)"
-    parser.add_argument("run", nargs="+", metavar="RUN", help=text)
-
-
-_ADD = {
-    "job": _add_job,
-    "backend": _add_backend,
-    "strict": _add_strict,
-    "run": _add_run,
-    "runs": _add_runs,
-}
-"""What declares each shared argument, by its name in `SHARED`."""
 
 
 class _Version(argparse.Action):
@@ -395,7 +312,7 @@ def _known_error(error: Exception) -> DeploykitError | None:
 
     return CannotWrite(
         f"cannot write {error.filename or f'a file in {paths.state()}'}: {error.strerror}",
-        hint=f"free some space (`deploykit disk` shows what takes it), or {paths.HINT}",
+        hint=f"free some space (`deploykit disk` shows what uses it), or {paths.HINT}",
     )
 
 

@@ -1,7 +1,7 @@
 """Print the metrics of a run: from its files, its log, and the service that ran it.
 
 It reads metrics.jsonl, TensorBoard event files, and the log lines that most libraries print; for
-other lines, `metrics` in the job file has patterns. A step that a restart repeated counts once.
+other formats, define patterns under `metrics` in the job file. Repeated steps count once.
 
 deploykit metrics                          the newest run: its progress, and each metric
 deploykit metrics exp-1 --name '*loss*'
@@ -28,7 +28,7 @@ from deploykit.run import state as run_state
 from deploykit.run.metrics import RunMetrics
 from deploykit.run.registry import Run
 
-SHARED = ("run",)
+SHARED = ("run", "metric")
 _COLUMNS = ("run", "attempt", "step", "epoch", "time", "name", "value", "source")
 _AT_ONCE = 1000
 """Rows that are printed at once."""
@@ -36,20 +36,11 @@ _FIELDS = ("step", "total", "epoch", "epochs", "loss", "rate", "left")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare --csv, --name and --task."""
     parser.add_argument("--csv", action="store_true", help="print every value, as CSV")
-    parser.add_argument(
-        "--name",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="only metrics of this name, in which * matches any text; may be repeated",
-    )
     parser.add_argument("--task", type=int, metavar="N", help="only this task of a job array")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print how far the run is and its metrics, or each value."""
     if args.csv and args.json:
         raise UsageError("--csv and --json are both given", hint="choose one")
     (row,) = run_state.refresh([registry.get(args.run)])
@@ -63,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         read.refresh()
         read.final()
-    output.note(*(f"not read: {problem}" for problem in read.problems))
+    output.note(*(f"could not read {problem}" for problem in read.problems))
     if not (args.csv or args.json):
         series = [one for one in read.collection.series.values() if is_chosen(one.name, args.name)]
         _show(row, read.progress(), series)
@@ -104,7 +95,7 @@ def _show(row: Run, progress: Progress, series: Iterable[Series]) -> None:
     rows = [_row(one) for one in series]
     if not rows:
         output.note("no metrics were found in the files and the log of this run")
-        output.note("  for other log lines, set patterns in `metrics` of the job file")
+        output.note("  for other log formats, define patterns under `metrics` in the job file")
         return
     output.say("")
     headings = ["name", "values", "step", "last", "least", "greatest", "source"]

@@ -20,7 +20,6 @@ from deploykit.run.excluded_nodes import Node
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare --report and --clear."""
     parser.add_argument(
         "--report",
         metavar="NODE",

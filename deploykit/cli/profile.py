@@ -1,6 +1,6 @@
 """Show the profile of a run: which ranks computed, which waited, and the costliest operators.
 
-A run has a profile if it was asked for: `deploykit submit --profile torch:20:25`. Nsight Systems
+Request a profile with `deploykit submit --profile torch:20:25`. Nsight Systems
 reports and memory snapshots are listed, with the command that opens them.
 
 deploykit profile exp-1
@@ -36,7 +36,6 @@ class _File(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare where the files are."""
     parser.add_argument(
         "--from",
         dest="folder",
@@ -47,13 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print shares of each rank, the operators, and which files to open."""
     title, folder = _place(args)
     files, others = traces.files(folder), [*_others(folder)]
     if not files and not others:
         raise NotFound(
             f"there is no profile in {folder}",
-            hint="ask for one with `deploykit submit --profile torch:20:25`; the log says why a "
+            hint="request one with `deploykit submit --profile torch:20:25`; the log says why a "
             "rank has none. Copy files from a login node or a bucket, and name them with --from",
         )
     ranks = [traces.read(path) for path in files]
@@ -102,15 +100,15 @@ def _lines(title: str, ranks: Sequence[RankProfile], slowest: RankProfile | None
     profiled = f"{_time(ranks[0].seconds)} profiled"
     yield f"{title}: {_count(ranks, 'rank')}, {profiled}, times of the {where}"
     yield ""
-    yield "rank  computing  communicating  of it waiting   idle"
+    yield "rank  computing  communicating  (waiting)   idle"
     for one in ranks:
         shares = (one.computing, one.communicating, one.waiting, one.idle)
         cells = [f"{100 * share / max(one.seconds, 1e-9):.0f}%" for share in shares]
-        yield f"{one.rank:>4}  {cells[0]:>9}  {cells[1]:>13}  {cells[2]:>13}  {cells[3]:>5}"
+        yield f"{one.rank:>4}  {cells[0]:>9}  {cells[1]:>13}  {cells[2]:>9}  {cells[3]:>5}"
     if slowest is not None:
         yield f"rank {slowest.rank} waits least: the others wait for it"
     yield ""
-    yield "    time  share  calls  operator, without those that it calls"
+    yield "    time  share  calls  operator (self time)"
     total = sum(own for one in ranks for _, own in one.operators.values())
     for name, calls, own in traces.costliest(ranks, _MOST):
         short = name if len(name) <= _NAME else f"{name[: _NAME - 1]}…"

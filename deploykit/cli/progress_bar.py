@@ -1,4 +1,4 @@
-"""A bar on a terminal while much is packed or sent."""
+"""A progress bar for packing and uploading large sources."""
 
 from __future__ import annotations
 

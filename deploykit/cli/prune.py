@@ -44,16 +44,15 @@ class Removal:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what selects runs, --dry-run and --yes."""
     parser.add_argument(
         "--older",
         type=arguments.seconds,
         metavar="TIME",
-        help="runs submitted longer ago than this, e.g. 30d or 12h; also sweeps that have ended "
-        "and have no runs left, and logs of crashes",
+        help="runs submitted longer ago than this, e.g. 30d or 12h; also ended sweeps without "
+        "runs, and crash logs",
     )
     parser.add_argument(
-        "--keep-last", type=_count, metavar="N", help="all but the newest N of those that match"
+        "--keep-last", type=_count, metavar="N", help="all matching runs except the newest N"
     )
     parser.add_argument(
         "--state",
@@ -66,7 +65,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show what goes, ask, and remove it."""
     can_ask = sys.stdin.isatty() and output.on_terminal() and not args.json
     if not (args.dry_run or args.yes or can_ask):
         raise UsageError(
@@ -130,7 +128,7 @@ def _but_needed(rows: Sequence[Run]) -> list[Run]:
     needed = storage.needed_by_sweeps(rows)
     for sweep in sorted(set(needed.values())):
         whole = shell.command("deploykit", "rm", sweep)
-        output.note(f"the sweep {sweep} has not ended: its runs stay; `{whole}` removes it whole")
+        output.note(f"the unfinished sweep {sweep} keeps its runs; `{whole}` removes all of it")
     return [row for row in rows if row.run not in needed]
 
 

@@ -1,7 +1,7 @@
 """Write a report of one or more runs: an HTML file with curves, timeline, cause and settings.
 
 The file opens offline, runs no script, follows light and dark mode, and prints well. For several
-runs, curves share a chart, and the table of `compare` is included. It quotes the log: review it
+runs, curves share a chart, and the table of `compare` is included. It quotes the log, so review it
 before you publish it.
 
 deploykit report exp-1                          report-exp-1.html
@@ -21,16 +21,10 @@ from deploykit.run import state as run_state
 
 MAX_RUNS = 8
 """Runs in a report, whose curves can be told apart."""
+SHARED = ("newest",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the runs, --output and --force."""
-    parser.add_argument(
-        "run",
-        nargs="*",
-        metavar="RUN",
-        help="run ids, or their unique beginnings or ends (default: the newest run)",
-    )
     parser.add_argument(
         *("-o", "--output"),
         type=Path,
@@ -41,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page, and print where it is."""
     rows = {row.run: row for row in map(registry.get, args.run or [None])}
     if len(rows) > MAX_RUNS:
         raise UsageError(
@@ -57,6 +50,6 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         output.emit({"runs": list(rows), **saved, "problems": problems})
         return 0
-    output.note(*(f"not read: {problem}" for problem in problems))
+    output.note(*(f"could not read {problem}" for problem in problems))
     report_page.announce(saved)
     return 0

@@ -1,4 +1,4 @@
-"""The page of a report: within its size, in a file that did not exist."""
+"""Write the page of a report, within a size limit, to a new file."""
 
 from __future__ import annotations
 

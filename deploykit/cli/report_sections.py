@@ -1,4 +1,4 @@
-"""What the page of a report shows, from what is known of its runs: values for run.html.j2."""
+"""Values for run.html.j2, the page of a report."""
 
 from __future__ import annotations
 

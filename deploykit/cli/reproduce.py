@@ -17,24 +17,15 @@ from deploykit.lib import shell
 from deploykit.run import registry
 from deploykit.run.rerun import reproduce
 
-SHARED = ("run",)
+SHARED = ("run", "again", "sending")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare where to send it, and how to follow it."""
-    parser.add_argument(
-        *("-b", "--backend"), metavar="BACKEND", help="send it elsewhere (default: where it was)"
-    )
     parser.add_argument(
         "--new-launcher",
         action="store_true",
-        help="accept the launcher of this deploykit, where the run had another",
+        help="use the launcher of this version even if the run had another one",
     )
-    parser.add_argument("--dry-run", action="store_true", help="print what would be sent")
-    parser.add_argument(
-        "--wait", action="store_true", help="follow the logs, exit with its exit code"
-    )
-    parser.add_argument("--run", dest="new_run", metavar="ID", help="id of the new run")
 
 
 def run(args: argparse.Namespace) -> int:

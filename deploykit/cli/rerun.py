@@ -1,7 +1,7 @@
 """Submit the job of a run again, with the same source and arguments, as a new run.
 
-The job and its source are those that the run sent, whatever its folder holds now. Files that they
-name elsewhere (data, checkpoints) are used as they are now; the launcher is this version's.
+The job and its source are those that the run submitted, even if its folder has changed since. Files
+elsewhere (data, checkpoints) are used as they are now, with the launcher of this version.
 
 deploykit rerun exp-1                              unchanged
 deploykit rerun exp-1 --set resources.nodes=2      on two nodes
@@ -17,26 +17,7 @@ from deploykit.cli import output, submit, wait
 from deploykit.run import lifecycle, registry, rerun
 from deploykit.run.registry import Run
 
-SHARED = ("run",)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what may differ from the earlier run."""
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override a key of its job, e.g. resources.nodes=2",
-    )
-    parser.add_argument(
-        *("-b", "--backend"), metavar="BACKEND", help="send it elsewhere (default: where it was)"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="print what would be sent")
-    parser.add_argument(
-        "--wait", action="store_true", help="follow the logs, exit with its exit code"
-    )
-    parser.add_argument("--run", dest="new_run", metavar="ID", help="id of the new run")
+SHARED = ("run", "set", "again", "sending")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,7 +1,7 @@
-"""Remove runs that have ended: their folders on this machine, and bundles that no other run uses.
+"""Remove ended runs: their folders on this machine, and bundles that no other run uses.
 
-Results and checkpoints in the run's folder go with it. What a job left elsewhere stays, and is
-named with the command that removes it. The whole id of a sweep removes the sweep and all its runs.
+Results and checkpoints in the run's folder are removed too. Files elsewhere are kept and listed,
+with the command that removes them. The whole id of a sweep removes the sweep and all its runs.
 
 deploykit rm exp-1 exp-2
 """
@@ -23,20 +23,18 @@ from deploykit.run.registry import Run
 from deploykit.sweep import folder
 from deploykit.sweep.folder import SweepRecord
 
-SHARED = ("runs",)
+SHARED = ("exact_runs",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare --force."""
     parser.add_argument(
         "--force",
         action="store_true",
-        help="also a run whose target is gone, so that its state is unknown",
+        help="also remove runs whose state is unknown because their target is gone",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Remove each run, once all may be removed, and say what is left elsewhere."""
     sweeps = _sweeps(args.run)
     rows = _named([name for name in args.run if name not in sweeps])
     rows |= {row.run: row for sweep in sweeps.values() for row in folder.runs_of(sweep)}
@@ -71,7 +69,7 @@ def _remove(rows: Sequence[Run], *, as_json: bool) -> list[dict[str, Any]]:
 
 def _left(remaining: tuple[str, str | None]) -> str:
     location, command = remaining
-    return f"  left    {location}: {command or 'the job file names it, and other runs may use it'}"
+    return f"  left    {location}: {command or 'named in the job file, so other runs may use it'}"
 
 
 def _sweeps(names: Sequence[str]) -> dict[str, SweepRecord]:

@@ -16,16 +16,10 @@ from deploykit.run import registry
 from deploykit.run import state as run_state
 from deploykit.run.registry import Run
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare RUN."""
-    parser.add_argument(
-        "run", nargs="*", metavar="RUN", help="run id, or its unique beginning or end"
-    )
+SHARED = ("runs",)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the state of each run, and the cause where one failed."""
     rows = run_state.refresh(registry.selected(args.run))
     if args.json:
         output.emit([output.run_data(row) for row in rows])

@@ -1,7 +1,7 @@
 """Run a job on a backend. With --dry-run, print exactly what would be sent, and send nothing.
 
-What follows `--` goes to the script, after the arguments of the job file. A script needs no job
-file; beside one, it takes the place of its entrypoint.
+Arguments after `--` are passed to the script, after those of the job file. A script needs no job
+file; if there is one, the script replaces its entrypoint.
 
 deploykit submit -- --lr 0.1
 deploykit submit train.py --nodes 2 --processes-per-node 4 -- --lr 0.1
@@ -32,15 +32,10 @@ _LARGE = 10_000_000
 _SHOWN = 3
 _SWITCHES = ("preflight", "debug", "stop_at_cap")
 """Options that are keys of a job."""
-SHARED = ("job", "backend", "strict")
+SHARED = ("job", "backend", "strict", "sending")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of a submit."""
-    parser.add_argument("--dry-run", action="store_true", help="print what would be sent")
-    parser.add_argument(
-        "--wait", action="store_true", help="follow the logs, exit with its exit code"
-    )
     parser.add_argument(
         "--preflight",
         action="store_true",
@@ -53,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--profile",
         metavar="torch:FIRST:LAST",
         help="profile these optimizer steps on all ranks; `deploykit profile` shows the result. "
-        "nsys or nsys:FIRST:LAST: with Nsight Systems. memory: keep what is allocated when a GPU "
+        "nsys or nsys:FIRST:LAST: with Nsight Systems. memory: save a snapshot when a GPU "
         "runs out of memory",
     )
     parser.add_argument(
@@ -62,8 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=arguments.rank,
         const=0,
         metavar="RANK",
-        help="have a rank (default: 0) wait for your editor, which `deploykit shell --debugger` "
-        "connects; needs debugpy where it runs",
+        help="make this rank (default: 0) wait for a debugger; attach with "
+        "`deploykit shell --debugger`; requires debugpy on the node",
     )
     parser.add_argument(
         "--max-cost", metavar="MONEY", help="refuse a job that may cost more, such as '50 USD'"
@@ -71,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stop-at-cap",
         action="store_true",
-        help="accept such a job, and stop it before it costs more",
+        help="with --max-cost: submit such a job, and stop it before it costs more",
     )
     parser.add_argument("--run", metavar="ID", help="run id; the same id never starts a second job")
     parser.add_argument(
@@ -172,7 +167,7 @@ def _name_largest(prepared: Prepared) -> None:
         largest = (f"{entry.path} ({units.size(entry.size)})" for entry in large[:_SHOWN])
         output.note(
             f"source: {_files(prepared)}; the largest: {', '.join(largest)}",
-            "  what the job does not need can stay behind: add it to .deploykitignore",
+            "  exclude files the job does not need in .deploykitignore",
         )
 
 

@@ -1,4 +1,4 @@
-"""Search for the best hyperparameters of a job: each trial is a run with other arguments.
+"""Search for the best hyperparameters of a job: each trial is a run with different arguments.
 
 deploykit sweep sweep.yaml                   start, and follow until all trials have ended
 deploykit sweep --grid lr=0.1,0.01 --metric loss     a grid over job.yaml, without a file
@@ -53,12 +53,11 @@ _AGAIN = 0.2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the action, what it acts on, and its options."""
     parser.add_argument(
         "action",
         nargs="?",
         metavar="ACTION",
-        help=f"{', '.join(_ACTIONS)}; a file or --grid alone is a start",
+        help=f"{', '.join(_ACTIONS)}; with only a file or --grid: start",
     )
     parser.add_argument(
         "name",
@@ -111,7 +110,6 @@ def _add_for_start(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what `action` says."""
     args.action, args.name = _chosen(args)
     _refuse_others(args)
     folder.require_optuna()
@@ -181,7 +179,7 @@ def _control(record: SweepRecord, args: argparse.Namespace) -> int:
     try:
         _follow(record)
     except KeyboardInterrupt:
-        output.note(f"its runs go on; `{go_on}` continues the sweep")
+        output.note(f"its runs continue; `{go_on}` continues the sweep")
         raise
     except TryAgain:
         raise

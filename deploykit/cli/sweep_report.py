@@ -1,4 +1,4 @@
-"""What the page of a sweep's report shows, from what is known of its trials: for sweep.html.j2."""
+"""Values for sweep.html.j2, the page of a sweep's report."""
 
 from __future__ import annotations
 

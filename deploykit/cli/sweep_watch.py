@@ -131,20 +131,13 @@ def _lines(view: _View) -> Iterator[str]:
     yield from lines(view.sweep)
     if view.going:
         yield ""
-        yield from _columns([_HEADINGS, *map(_cells, view.going)])
+        yield from describe.columns([_HEADINGS, *map(_cells, view.going)])
     ended = [one for one in view.sweep.trials if one.state != "running"][-_NEWEST:]
     if ended:
         yield ""
         metric = view.sweep.record.sweep.objective.metric
         rows = [("ended", "state", metric, "parameters"), *map(_ended, reversed(ended))]
-        yield from _columns(rows)
-
-
-def _columns(rows: list[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  ".join(cells).rstrip()
+        yield from describe.columns(rows)
 
 
 def _cells(one: _Going) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Send metrics that the trackers of a run, named in its job file, do not have yet.
+"""Send missing metrics to the trackers that are named in the job file of a run.
 
 Restarts continue the same run of the tracker, and each step is sent once, so it is safe to repeat.
 While the run continues, the newest step of each metric is held back until the next one appears. For
@@ -22,7 +22,6 @@ SHARED = ("run",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare --follow."""
     parser.add_argument(
         "--follow", action="store_true", help="keep sending until the run has ended"
     )
@@ -34,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     if args.follow:
         return _follow(row, as_json=args.json)
     sent, problems = run_tracking.sync(row)
-    output.note(*(f"not read: {problem}" for problem in problems))
+    output.note(*(f"could not read {problem}" for problem in problems))
     if args.json:
         output.emit({"run": row.run, "trackers": [run_tracking.data(one) for one in sent]})
     else:

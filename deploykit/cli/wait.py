@@ -1,8 +1,8 @@
 """Wait until runs have ended, and exit with the exit code of the trainer.
 
-Several runs: with that of the first, in the order given, whose code is not 0.
-143 when the run was cancelled, 124 on timeout (the run continues), 81 when it can never start, 83
-when the target has had no job of it for five minutes.
+With several runs, the exit code is that of the first run, in the given order, that failed.
+143: the run was cancelled. 124: timed out (the run continues). 81: it can never start. 83: the
+target has had no job for it for five minutes.
 
 deploykit wait                           the newest run
 deploykit wait exp-1 exp-2 --timeout 2h  both, for two hours at most
@@ -34,16 +34,10 @@ if TYPE_CHECKING:
 
 _AGAIN = 1.0
 """Seconds between two looks at how far a run is."""
+SHARED = ("newest",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare RUN and --timeout."""
-    parser.add_argument(
-        "run",
-        nargs="*",
-        metavar="RUN",
-        help="run id, or its unique beginning or end (default: the newest run)",
-    )
     parser.add_argument(
         "--timeout",
         type=arguments.seconds,
@@ -172,7 +166,7 @@ def _code(row: Run) -> int:
     state = State(row.state)
     if state is State.BLOCKED:
         remove = shell.command("deploykit", "cancel", row.run)
-        output.note(f"{row.run} is still in the queue; to remove it: {remove}")
+        output.note(f"{row.run} is still in the queue; `{remove}` removes it")
     elif not state.final and not run_state.is_missing(row):
         return TimedOut.exit_code
     return run_state.exit_code(row)

@@ -18,13 +18,10 @@ from deploykit.run import registry
 from deploykit.run.watch import Watch
 
 _INTERVAL = 2.0
+SHARED = ("runs",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare RUN, --once and --interval."""
-    parser.add_argument(
-        "run", nargs="*", metavar="RUN", help="run id, or its unique beginning or end"
-    )
     parser.add_argument(
         "--once",
         action="store_true",
@@ -40,7 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show the runs once, or again and again until they have ended."""
     rows = {row.run: row for row in registry.selected(args.run)}
     watch = Watch(rows.values())
     ended = all(State(row.state).final for row in rows.values())

@@ -1,4 +1,4 @@
-"""What `watch` shows, as lines of text: one run in detail, several as a table."""
+"""The lines that `watch` shows: one run in detail, several as a table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def lines(views: Sequence[View]) -> list[str]:
     """The runs as lines, of any length."""
     if len(views) == 1:
         return list(_one(views[0]))
-    return [*_table(views), *_below(views)]
+    return [*describe.columns([_HEADINGS, *map(_cells, views)]), *_below(views)]
 
 
 def _one(view: View) -> Iterator[str]:
@@ -46,7 +46,7 @@ def _one(view: View) -> Iterator[str]:
     for number, text in enumerate(run_watch.last_lines(view.error, _ERROR_LINES)):
         yield f"  {'' if number else 'error':<7} {text}"
     for problem in view.problems:
-        yield f"  not read: {problem}"
+        yield f"  could not read {problem}"
 
 
 def _state(view: View) -> str:
@@ -100,15 +100,6 @@ def _usage(view: View) -> Iterator[str]:
 
 
 _HEADINGS = ("run", "state", "for", "at", "left", "loss", "")
-
-
-def _table(views: Sequence[View]) -> Iterator[str]:
-    """A line for each run, in columns."""
-    rows = [_HEADINGS, *map(_cells, views)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  ".join(cells).rstrip()
 
 
 def _cells(view: View) -> tuple[str, ...]:
@@ -171,7 +162,7 @@ def usage_lines(ranks: Sequence[RankUsage]) -> Iterator[str]:
         for one in ranks:
             yield f"rank {one.rank:>{width}}: {', '.join(_parts(one))}"
         return
-    yield f"{len(ranks)} ranks, with the least and the most of each:"
+    yield f"{len(ranks)} ranks, minimum to maximum:"
     yield from _extremes("CPU", [(one.cpu, one) for one in ranks], _percent)
     yield from _extremes("memory", [(one.memory, one) for one in ranks], units.memory)
     yield from _extremes("GPU", [(one.gpu, one) for one in ranks], _percent)

@@ -219,7 +219,7 @@ def _stacks(row: Run) -> list[str]:
         taken = enter.take_stacks(row)
     except DeploykitError as error:
         return _explained(error)
-    kept = " (it has ended; these were kept)" if taken.kept else ""
+    kept = " (the run has ended; these are the last saved)" if taken.kept else ""
     warnings = [f"warning: {text}" for text in taken.warnings]
     return [f"{row.run}: stacks{kept}", "", *taken.lines(threads=False), *warnings]
 

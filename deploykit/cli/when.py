@@ -1,8 +1,8 @@
 """Estimate when a job would start: on Slurm in each partition, the earliest first. Submits nothing.
 
 On Slurm the times are what the scheduler expects now (`sbatch --test-only`); jobs that end early or
-arrive with a higher priority change them. SageMaker gives no times: its quotas are shown, and
-the prices of spot instances in the last days.
+arrive with a higher priority change them. SageMaker gives no start times; its quotas and recent
+spot prices are shown instead.
 
 deploykit when job.yaml
 deploykit when --pick                 write the earliest choice into the job file
@@ -43,7 +43,6 @@ class _Choice(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare --pick."""
     parser.add_argument(
         "--pick", action="store_true", help="write the earliest choice into the job file"
     )

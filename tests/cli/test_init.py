@@ -101,7 +101,7 @@ def test_the_reference_trainer_overwrites_nothing(folder, capsys):
     (folder / "trainer/data.py").write_text("mine")
     (folder / "task.py").write_text("mine")
     assert cli.main(["init", "--trainer"]) == 64
-    assert "already there: task.py, trainer/data.py" in capsys.readouterr().err
+    assert "already exist: task.py, trainer/data.py" in capsys.readouterr().err
     assert sorted(path.name for path in folder.rglob("*")) == ["data.py", "task.py", "trainer"]
 
 

@@ -161,7 +161,7 @@ def test_what_ranks_use_and_the_slowest(live, capsys):
 def test_of_many_ranks_the_extremes_are_shown(live, capsys):
     uses(live, 64)
     shown = once(capsys)
-    assert "  uses    64 ranks, with the least and the most of each:\n" in shown
+    assert "  uses    64 ranks, minimum to maximum:\n" in shown
     assert "CPU 98% (rank 0) to 161% (rank 63), median 130%\n" in shown
 
 

@@ -186,7 +186,8 @@ def test_a_run_that_has_ended_shows_what_was_kept(ended, capsys):
     assert "one has ended (failed), and no stacks were saved" in text
     ended()
     text = deploykit(capsys, "dump", "one")
-    assert text.startswith("one: 2 ranks at 2026-11-23T07:20:01Z (it has ended; these were kept)\n")
+    head = "one: 2 ranks at 2026-11-23T07:20:01Z (the run has ended; these are the last saved)"
+    assert text.startswith(f"{head}\n")
 
 
 def test_what_the_flight_recorder_left_is_shown(ended, capsys, tmp_path):

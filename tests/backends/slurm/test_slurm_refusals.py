@@ -40,7 +40,7 @@ def test_a_job_for_more_nodes_than_there_are_is_warned_of_and_not_waited_for(dep
     code, row, told = deploykit("wait", "nine")
     assert (code, row["state"], row["native"]) == (81, "blocked", "PENDING")
     assert row["reason"].endswith("so it can never start")
-    assert "nine is still in the queue; to remove it: deploykit cancel nine" in told
+    assert "nine is still in the queue; `deploykit cancel nine` removes it" in told
     code, row, _ = deploykit("cancel", "nine")
     assert (code, row["state"]) == (0, "cancelled")
 
