@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from deploykit.backends import base as backend
-from deploykit.backends.slurm import arrays, site
+from deploykit.backends.slurm import arrays
 from deploykit.backends.slurm.options import Options
 from deploykit.job import environments
 from deploykit.job.model import JobSpec, Problem
@@ -99,6 +99,8 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     for name in sorted(_BASH_VARIABLES.intersection(job.env)):
         yield Problem(f"env.{name}", "bash sets this variable itself", "choose another name")
     if options.site is not None:
+        from deploykit.backends.slurm import site  # few jobs name a profile
+
         try:
             yield from site.problems(job, options, site.load(options.site))
         except NotFound as error:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from deploykit.backends.slurm import arrays, remote
+from deploykit.backends.slurm.options import Options
 from deploykit.lib import shell
 from deploykit.lib.errors import BackendUnavailable, DeploykitError, SubmitRefused, TryAgain
 
@@ -95,6 +96,21 @@ def unreachable() -> str | None:
             complaint = result.err or result.out.partition("\n")[0]
             return f"{argv[0]}: {in_one_line(complaint).rpartition('; ')[2]}"
     return None
+
+
+def missing(absent: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """What is missing to submit from this machine; see `base.Capabilities.missing`."""
+    over_ssh = "or submit over ssh from here: slurm.host and slurm.folder in the job file"
+    if absent:
+        yield from ((name, f"run deploykit on a login node, {over_ssh}") for name in absent)
+    elif complaint := unreachable():
+        yield complaint, f"ask the site whether the cluster is up, {over_ssh}"
+
+
+def node_names(options: Options) -> Collection[str]:
+    """The names of all nodes of the cluster."""
+    argv = ["sinfo", "--all", "--noheader", "--Node", "--format=%N"]
+    return set(output(argv, options.host).split())
 
 
 def query_environment(environ: Mapping[str, str]) -> dict[str, str]:

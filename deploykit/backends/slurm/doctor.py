@@ -63,7 +63,7 @@ class LoginNode:
 
 
 def examine(
-    job: JobSpec, options: Options, saved: Path | None, save: Path | None
+    job: JobSpec, options: Options, *, saved: Path | None, save: Path | None
 ) -> Iterator[Finding]:
     """Findings about the cluster of this machine or of a login node, or a saved profile of one."""
     runs = None

@@ -200,9 +200,14 @@ def recorded_folder(folder: Path) -> RemoteFolder | None:
         return None
 
 
-def remains(folder: Path) -> Iterator[tuple[str, str]]:
+def logs_elsewhere(handle: Handle) -> bool:
+    """Whether the run's logs are on a login node."""
+    return recorded_folder(Path(handle.folder)) is not None
+
+
+def remains(handle: Handle, output: str) -> Iterator[tuple[str, str]]:  # noqa: ARG001 - the contract
     """The run's folder on its login node, and the command that deletes it."""
-    remote = recorded_folder(folder)
+    remote = recorded_folder(Path(handle.folder))
     if remote is not None:
         remove = shell.command("rm", "-r", "--", remote.folder)
         command = shell.command("ssh", "--", remote.host, remove)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from deploykit.backends import base as backend
-from deploykit.backends.slurm import arrays, job_cost
+from deploykit.backends.slurm import arrays
 from deploykit.backends.slurm.options import Container, Options
 from deploykit.cost import cap
 from deploykit.job import environments
@@ -295,7 +295,9 @@ def _environment(job: JobSpec, options: Options, run: str, folder: Path) -> dict
         environment["DEPLOYKIT_NOTICE"] = str(_notice(job, options))
         environment["DEPLOYKIT_RESTARTS"] = json.dumps(dataclasses.asdict(options.restarts))
     if job.stop_at_cap:
-        environment |= cap.variables(job, job_cost.estimate(job, options))
+        from deploykit.backends.slurm import site  # few jobs need what a cluster charges
+
+        environment |= cap.variables(job, site.cost(job, options))
     return dict(sorted(environment.items()))
 
 

@@ -1,7 +1,9 @@
-"""Site profiles: the partitions, nodes and limits of a Slurm cluster, and checks of jobs with them.
+"""Site profiles: the partitions, nodes and limits of a Slurm cluster, and what they mean for a job.
 
 `read` queries scontrol and srun, and changes nothing. A profile is a JSON file with the name of the
-cluster.
+cluster. Slurm has no prices: the job file or the user's defaults set what the site charges for an
+hour (`slurm.price`), and for which resource. Billing units are a job's resources by the weights
+that a site gives them: https://slurm.schedmd.com/slurm.conf.html#OPT_TRESBillingWeights
 """
 
 from __future__ import annotations
@@ -13,16 +15,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Literal
 
 from deploykit.backends.base import Profile
 from deploykit.backends.slurm import commands
-from deploykit.backends.slurm.options import Options
+from deploykit.backends.slurm.options import Options, Restarts
+from deploykit.cost import money
+from deploykit.cost.estimate import Charge, Estimate, Seconds
 from deploykit.job.decode import decode, read_json, whole
-from deploykit.job.model import JobSpec, Problem
+from deploykit.job.model import JobSpec, Problem, Resources
 from deploykit.job.spelling import did_you_mean, nearest
-from deploykit.lib import paths
+from deploykit.lib import paths, units
 from deploykit.lib.errors import BackendUnavailable, NotFound
 
 _UNUSABLE = ("DOWN", "DRAIN", "FAIL", "INVAL", "NOT_RESPONDING", "FUTURE", "UNKNOWN", "POWER")
@@ -116,9 +121,9 @@ class Site:
         return [group for group in self.node_groups if partition in group.partitions]
 
 
-def probe(host: str | None) -> Profile:
-    """Query the cluster, from `host` over ssh where it is given, and store its site profile."""
-    site = read(host)
+def probe(target: str | None) -> Profile:
+    """Query a cluster, over ssh if `target` is a login node, and store its site profile."""
+    site = read(target)
     lines = [f"{site.cluster}, Slurm {site.version}"]
     for partition in site.partitions:
         mark = " (default)" if partition.default else ""
@@ -406,12 +411,12 @@ def _missing(
 ) -> Iterator[Problem]:
     """Resources and features that no node of the partition has."""
     nowhere = f"no node of partition {partition.name} has"
-    units = {"gpus_per_node": "GPUs", "cpus_per_node": "CPUs", "memory": "MiB of memory"}
+    names = {"gpus_per_node": "GPUs", "cpus_per_node": "CPUs", "memory": "MiB of memory"}
     for key, amount in requests.items():
         most = max((group.amounts[key] for group in groups), default=0)
         if amount > most:
             hint = f"at most {most}" if most else "choose another partition"
-            yield Problem(f"resources.{key}", f"{nowhere} {amount} {units[key]}", hint)
+            yield Problem(f"resources.{key}", f"{nowhere} {amount} {names[key]}", hint)
     available = {name for group in groups for name in group.features}
     if absent := features - available:
         hint = f"one of {', '.join(sorted(available))}" if available else "remove it"
@@ -439,3 +444,142 @@ def _required_features(options: Options) -> set[str]:
     """Features joined by ``&``; empty for a constraint with other operators, which Slurm checks."""
     conjunction = re.fullmatch(r"[\w.-]+(&[\w.-]+)*", options.constraint or "")
     return set(conjunction[0].split("&")) if conjunction else set()
+
+
+# --- what a job may cost: https://slurm.schedmd.com/tres.html
+
+_LATE = 60
+"""Seconds that a job may exceed its limit: Slurm checks limits every 30 s, then KillWait passes.
+
+https://slurm.schedmd.com/slurm.conf.html#OPT_KillWait
+"""
+_RESIZE = re.compile(r"(cpus|gpus|mem|ntasks|tres)-per-\w+|gres|mincpus|cores-per-socket|core-spec")
+"""Options of `slurm.extra` that change what a job gets."""
+_WEIGHT = re.compile(r"([A-Za-z]+(?:/[\w:.-]+)?)=([0-9]{1,9}(?:\.[0-9]{1,9})?)([KMGTP]?)")
+_POWERS = "KMGTP"
+_UNIT_NAMES = {
+    "gpu": "GPU(s)",
+    "cpu": "CPU core(s)",
+    "node": "node(s)",
+    "billing": "billing units",
+}
+
+
+class _Unknown(Exception):
+    """What a job gets is not known here; the text says why, and what to do."""
+
+
+def cost(job: JobSpec, options: Options) -> Estimate:
+    """What the job may cost in its currency; see `base.Capabilities.cost`."""
+    if options.price is None:
+        return Estimate(free="slurm.price is not set")
+    written, _, unit = options.price.partition("/")
+    price, per = money.parse(written), unit.removesuffix("-hour").lower()
+    try:
+        count = _quantity(job, options, per) * (options.array or 1)
+    except _Unknown as error:
+        return Estimate(unknown=(str(error),), currency=price.currency)
+    allowed: Restarts = options.restarts
+    starts = 1 + allowed.time_limit + allowed.preemption + allowed.node_failure + allowed.error
+    limit = job.resources.time_limit
+    rounded = -(-limit // 60) * 60  # Slurm keeps it in whole minutes
+    spans = f"{units.exact_span(rounded)} and {units.exact_span(_LATE)} to end"
+    notes = ["low and likely: one attempt that uses its whole time limit"]
+    if starts > 1:
+        notes.append(
+            "worst: every restart that slurm.restarts allows, each with its whole time limit"
+        )
+    charge = Charge(
+        what=f"{count.normalize():f} {_UNIT_NAMES[per]}",
+        hourly=count * price.amount,
+        seconds=Seconds(limit, limit, starts * (rounded + _LATE)),
+        how=f"{units.plural(starts, 'attempt')} of {spans}",
+    )
+    return Estimate(
+        charges=(charge,),
+        currency=price.currency,
+        source=f"slurm.price, {options.price}",
+        notes=tuple(notes),
+    )
+
+
+def _quantity(job: JobSpec, options: Options, per: str) -> Decimal:
+    """The GPUs, CPU cores, nodes or billing units of one task of the job. Raises _Unknown."""
+    resources = job.resources
+    if per == "node":
+        return Decimal(resources.nodes)
+    changed = [name for name in options.extra if _RESIZE.fullmatch(name)]
+    if changed:
+        raise _Unknown(f"the number of {_UNIT_NAMES[per]}: slurm.extra sets {changed[0]}")
+    if options.exclusive:
+        raise _Unknown(
+            f"the number of {_UNIT_NAMES[per]}: with slurm.exclusive the job is charged by whole "
+            "nodes; set the price of a node-hour"
+        )
+    if per == "gpu":
+        return Decimal(resources.nodes * resources.gpus_per_node)
+    if per == "billing":
+        return _billing(job, options)
+    if resources.cpus_per_node is None:
+        raise _Unknown("the number of CPU cores: set resources.cpus_per_node")
+    return Decimal(resources.nodes * resources.cpus_per_node)
+
+
+def _billing(job: JobSpec, options: Options) -> Decimal:
+    """The billing units of the job, by the weights of its partition. Raises _Unknown."""
+    if options.site is None:
+        probe = "`deploykit backends slurm --probe`, then slurm.site"
+        raise _Unknown(f"the billing weights of the partition: {probe}")
+    try:
+        profile = load(options.site)
+    except NotFound as error:
+        raise _Unknown(f"the billing weights of the partition: {error}") from error
+    partition = profile.partition(options.partition)
+    if partition is None or not partition.billing_weights:
+        name = options.partition or "the default partition"
+        raise _Unknown(f"the billing weights of {name}: the site profile has none")
+    try:
+        weights = billing_weights(partition.billing_weights)
+        return billing_units(weights, job.resources, largest=profile.max_tres)
+    except ValueError as error:
+        raise _Unknown(f"the billing units: {error}") from error
+
+
+def billing_weights(text: str) -> dict[str, Decimal]:
+    """The weights by resource in lower case; that of memory per MiB. Raises ValueError."""
+    weight_by_name: dict[str, Decimal] = {}
+    for part in text.split(","):
+        match = _WEIGHT.fullmatch(part.strip())
+        if match is None:
+            raise ValueError(f"the weight {part[:40]!r} cannot be parsed")
+        name, number, unit = match[1].lower(), Decimal(match[2]), match[3]
+        size = Decimal(1024) ** (_POWERS.index(unit) - 1) if unit else Decimal(1)
+        weight_by_name[name] = number / size
+    return weight_by_name
+
+
+def billing_units(
+    weight_by_name: Mapping[str, Decimal], resources: Resources, *, largest: bool
+) -> Decimal:
+    """The billing units of a job. With `largest`, only each node's largest product counts.
+
+    Raises ValueError where the job file does not set the amount of a resource with a weight.
+    """
+    amounts = {
+        "cpu": resources.cpus_per_node,
+        "mem": None if resources.memory is None else -(-resources.memory // 1024**2),
+        "gres/gpu": resources.gpus_per_node,
+        "node": 1,
+    }
+    products = [Decimal(0)]
+    for name, weight in weight_by_name.items():
+        if not weight:
+            continue
+        if name not in amounts:
+            raise ValueError(f"the partition charges for {name}, which the job file does not set")
+        amount = amounts[name]
+        if amount is None:
+            key = "cpus_per_node" if name == "cpu" else "memory"
+            raise ValueError(f"set resources.{key}, which the site charges for")
+        products.append(weight * amount)
+    return (max(products) if largest else sum(products, Decimal(0))) * resources.nodes

@@ -9,7 +9,7 @@ from decimal import Decimal
 import pytest
 
 from deploykit.backends import slurm
-from deploykit.backends.slurm import job_cost, site, states
+from deploykit.backends.slurm import site, states
 from deploykit.backends.slurm.options import Options
 from deploykit.job.model import Resources
 from tests.backends.slurm.plans import job
@@ -23,10 +23,10 @@ RESOURCES = Resources(
 
 
 def test_the_weights_are_those_of_slurms_own_example():
-    weights = job_cost.billing_weights(WEIGHTED)
+    weights = site.billing_weights(WEIGHTED)
     assert weights == {"cpu": 1, "mem": Decimal("0.25") / 1024, "gres/gpu": 2}
-    assert job_cost.billing_units(weights, RESOURCES, largest=False) == 2 * (8 + 4 + 8)
-    assert job_cost.billing_units(weights, RESOURCES, largest=True) == 2 * 8
+    assert site.billing_units(weights, RESOURCES, largest=False) == 2 * (8 + 4 + 8)
+    assert site.billing_units(weights, RESOURCES, largest=True) == 2 * 8
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_the_weights_are_those_of_slurms_own_example():
 def test_what_the_job_file_does_not_say_is_not_guessed(text, resources, message):
     changed = dataclasses.replace(RESOURCES, **resources)
     with pytest.raises(ValueError, match=message):
-        job_cost.billing_units(job_cost.billing_weights(text), changed, largest=False)
+        site.billing_units(site.billing_weights(text), changed, largest=False)
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_the_weights_of_a_real_partition_are_read(cluster):
     subprocess.run([*set_weights[:-1], f"TRESBillingWeights={chosen}"], check=True)
     try:
         weights = site.read().partition(None).billing_weights
-        assert job_cost.billing_weights(weights) == job_cost.billing_weights(chosen)
-        assert len(job_cost.billing_weights(weights)) == 2
+        assert site.billing_weights(weights) == site.billing_weights(chosen)
+        assert len(site.billing_weights(weights)) == 2
     finally:
         subprocess.run(set_weights, check=False)
