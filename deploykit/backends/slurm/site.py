@@ -111,13 +111,10 @@ class Site:
 
     def partition(self, name: str | None) -> Partition | None:
         """The partition `name`, or for None the default partition; None if it does not exist."""
-        for partition in self.partitions:
-            if partition.default if name is None else partition.name == name:
-                return partition
-        return None
+        matching = (p for p in self.partitions if (p.default if name is None else p.name == name))
+        return next(matching, None)
 
     def nodes(self, partition: str) -> list[NodeGroup]:
-        """The nodes of a partition."""
         return [group for group in self.node_groups if partition in group.partitions]
 
 
@@ -191,7 +188,8 @@ def path_of(name: str) -> Path:
 
 def parse(config: str, partitions: str, nodes: str, srun_help: str, created: str) -> Site:
     """The profile from the output of Slurm's commands."""
-    settings = dict(_setting(line) for line in _lines(config))
+    pairs = (line.partition("=") for line in config.splitlines())
+    settings = {name.strip(): value.strip() for name, _, value in pairs}
     node_groups = tuple(_node_groups(map(_fields, _lines(nodes))))
     return Site(
         cluster=settings.get("ClusterName", ""),
@@ -216,12 +214,6 @@ def parse(config: str, partitions: str, nodes: str, srun_help: str, created: str
 
 def _lines(text: str) -> Iterator[str]:
     return (line for line in text.splitlines() if "=" in line)
-
-
-def _setting(line: str) -> tuple[str, str]:
-    """``Name  = value``."""
-    name, _, value = line.partition("=")
-    return name.strip(), value.strip()
 
 
 def _fields(line: str) -> dict[str, str]:
@@ -274,27 +266,24 @@ def seconds(text: str) -> int | None:
     return ((days * 24 + hours) * 60 + minutes) * 60 + rest
 
 
-_Key = tuple[tuple[str, ...], int, int, int, tuple[str, ...]]
-"""Partitions, CPUs, memory in MiB, GPUs, features."""
-
-
 def _node_groups(nodes: Iterable[Mapping[str, str]]) -> Iterator[NodeGroup]:
     """Group the nodes by what a job can request; even large sites have few groups."""
-    total: Counter[_Key] = Counter()
-    usable: Counter[_Key] = Counter()
+    total: Counter[NodeGroup] = Counter()
+    usable: Counter[NodeGroup] = Counter()
     for fields in nodes:
-        key = (
-            _names(fields.get("Partitions", "")) or (),
-            whole(fields.get("CPUTot", "")) or 0,
-            whole(fields.get("RealMemory", "")) or 1,
-            gpus(fields.get("Gres", "")),
-            _names(fields.get("AvailableFeatures", "")) or (),
+        group = NodeGroup(
+            partitions=_names(fields.get("Partitions", "")) or (),
+            count=0,
+            usable=0,
+            cpus=whole(fields.get("CPUTot", "")) or 0,
+            memory=whole(fields.get("RealMemory", "")) or 1,
+            gpus=gpus(fields.get("Gres", "")),
+            features=_names(fields.get("AvailableFeatures", "")) or (),
         )
-        total[key] += 1
-        usable[key] += not any(state in fields.get("State", "") for state in _UNUSABLE)
-    for key, count in total.items():
-        partitions, cpus, memory, gpu_count, features = key
-        yield NodeGroup(partitions, count, usable[key], cpus, memory, gpu_count, features)
+        total[group] += 1
+        usable[group] += not any(state in fields.get("State", "") for state in _UNUSABLE)
+    for group, count in total.items():
+        yield dataclasses.replace(group, count=count, usable=usable[group])
 
 
 def gpus(gres: str) -> int:
@@ -309,14 +298,14 @@ _MIB = 1024**2
 
 
 def problems(job: JobSpec, options: Options, site: Site) -> Iterator[Problem]:
-    """Yield what the site would reject, or never start. Pure."""
+    """Yield what the site would reject, or never start, and name its profile. Pure."""
     profile = f"the profile of {site.cluster} ({site.created[:10]})"
     for problem in rejections(job, options, site):
         yield problem._replace(message=f"{profile}: {problem.message}")
 
 
 def rejections(job: JobSpec, options: Options, site: Site) -> Iterator[Problem]:
-    """The same problems, for a profile that was made just now and needs no mention."""
+    """The same, for a profile that was made just now and needs no mention."""
     partition = site.partition(options.partition)
     if partition is None:
         names = [partition.name for partition in site.partitions]
@@ -388,7 +377,9 @@ def _check_nodes(
         path = "resources.processes_per_node"
         yield Problem(path, message, f"at most {cores}", severity="warning")
     requests = _requests(job, site)
-    features = _required_features(options)
+    # Slurm itself checks a constraint with other operators than &
+    conjunction = re.fullmatch(r"[\w.-]+(&[\w.-]+)*", options.constraint or "")
+    features = set(conjunction[0].split("&")) if conjunction else set()
     missing = list(_missing(requests, features, partition, groups))
     yield from missing
     fitting = [group for group in groups if missing or _fits(group, requests, features)]
@@ -425,11 +416,10 @@ def _missing(
 
 def _requests(job: JobSpec, site: Site) -> dict[str, int]:
     """What the job requests of each node, in the units of `NodeGroup.amounts`."""
-    resources = job.resources
-    memory = resources.memory if site.has_memory else None
+    memory = job.resources.memory if site.has_memory else None
     amounts = {
-        "gpus_per_node": resources.gpus_per_node,
-        "cpus_per_node": resources.cpus_per_node,
+        "gpus_per_node": job.resources.gpus_per_node,
+        "cpus_per_node": job.resources.cpus_per_node,
         "memory": memory and -(-memory // _MIB),
     }
     return {key: amount for key, amount in amounts.items() if amount}
@@ -440,12 +430,6 @@ def _fits(group: NodeGroup, requests: Mapping[str, int], features: set[str]) -> 
     return enough and features <= set(group.features)
 
 
-def _required_features(options: Options) -> set[str]:
-    """Features joined by ``&``; empty for a constraint with other operators, which Slurm checks."""
-    conjunction = re.fullmatch(r"[\w.-]+(&[\w.-]+)*", options.constraint or "")
-    return set(conjunction[0].split("&")) if conjunction else set()
-
-
 # --- what a job may cost: https://slurm.schedmd.com/tres.html
 
 _LATE = 60
@@ -453,16 +437,10 @@ _LATE = 60
 
 https://slurm.schedmd.com/slurm.conf.html#OPT_KillWait
 """
-_RESIZE = re.compile(r"(cpus|gpus|mem|ntasks|tres)-per-\w+|gres|mincpus|cores-per-socket|core-spec")
+_RESIZE = r"(cpus|gpus|mem|ntasks|tres)-per-\w+|gres|mincpus|cores-per-socket|core-spec"
 """Options of `slurm.extra` that change what a job gets."""
-_WEIGHT = re.compile(r"([A-Za-z]+(?:/[\w:.-]+)?)=([0-9]{1,9}(?:\.[0-9]{1,9})?)([KMGTP]?)")
-_POWERS = "KMGTP"
-_UNIT_NAMES = {
-    "gpu": "GPU(s)",
-    "cpu": "CPU core(s)",
-    "node": "node(s)",
-    "billing": "billing units",
-}
+_WEIGHT = r"([A-Za-z]+(?:/[\w:.-]+)?)=([0-9]{1,9}(?:\.[0-9]{1,9})?)([KMGTP]?)"
+_UNIT_NAMES = {"gpu": "GPU(s)", "cpu": "CPU core(s)", "node": "node(s)", "billing": "billing units"}
 
 
 class _Unknown(Exception):
@@ -486,9 +464,8 @@ def cost(job: JobSpec, options: Options) -> Estimate:
     spans = f"{units.exact_span(rounded)} and {units.exact_span(_LATE)} to end"
     notes = ["low and likely: one attempt that uses its whole time limit"]
     if starts > 1:
-        notes.append(
-            "worst: every restart that slurm.restarts allows, each with its whole time limit"
-        )
+        worst = "worst: every restart that slurm.restarts allows, each with its whole time limit"
+        notes.append(worst)
     charge = Charge(
         what=f"{count.normalize():f} {_UNIT_NAMES[per]}",
         hourly=count * price.amount,
@@ -508,7 +485,7 @@ def _quantity(job: JobSpec, options: Options, per: str) -> Decimal:
     resources = job.resources
     if per == "node":
         return Decimal(resources.nodes)
-    changed = [name for name in options.extra if _RESIZE.fullmatch(name)]
+    changed = [name for name in options.extra if re.fullmatch(_RESIZE, name)]
     if changed:
         raise _Unknown(f"the number of {_UNIT_NAMES[per]}: slurm.extra sets {changed[0]}")
     if options.exclusive:
@@ -549,11 +526,11 @@ def billing_weights(text: str) -> dict[str, Decimal]:
     """The weights by resource in lower case; that of memory per MiB. Raises ValueError."""
     weight_by_name: dict[str, Decimal] = {}
     for part in text.split(","):
-        match = _WEIGHT.fullmatch(part.strip())
+        match = re.fullmatch(_WEIGHT, part.strip())
         if match is None:
             raise ValueError(f"the weight {part[:40]!r} cannot be parsed")
         name, number, unit = match[1].lower(), Decimal(match[2]), match[3]
-        size = Decimal(1024) ** (_POWERS.index(unit) - 1) if unit else Decimal(1)
+        size = Decimal(1024) ** ("KMGTP".index(unit) - 1) if unit else Decimal(1)
         weight_by_name[name] = number / size
     return weight_by_name
 
