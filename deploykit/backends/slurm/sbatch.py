@@ -73,16 +73,20 @@ def submit(plan: Plan, folder: Path) -> Handle:
         paths.write(folder / "array", f"{plan.options.array}\n")
     paths.write(folder / "cluster", commands.setting("ClusterName", host) + "\n")
     again = f"`deploykit submit --run {plan.run}` with the same job"
-    job = _queue(send, partial(_find_job, plan.run, folder, plan.target), again)
+    look = partial(_find_job, plan.run, folder, plan.target)
+    job = _queue(send, look, again, waits=host is not None)  # for sbatch, which holds a lock there
     paths.write(folder / "job", job + "\n")
     status = _warn_if_blocked(plan.run, job, host)
     return Handle("slurm", plan.target, job, plan.run, str(folder), status)
 
 
-def _queue(send: Callable[[], str], find: Callable[[], str | None], again: str) -> str:
+def _queue(
+    send: Callable[[], str], find: Callable[[], str | None], again: str, *, waits: bool = False
+) -> str:
     """Queue a batch script by `send`, and return the id of its job. Raises as `submit`.
 
-    `find` looks for the job if it is uncertain whether it was queued; `again` repeats the submit.
+    `find` looks for the job if it is uncertain whether it was queued, and with `waits` knows it for
+    certain; `again` repeats the submit.
     """
     try:
         return send()
@@ -95,6 +99,8 @@ def _queue(send: Callable[[], str], find: Callable[[], str | None], again: str) 
             if (job := find()) is not None:
                 return job
             answered = True
+            if waits:
+                break
     if answered:
         raise commands.error_for(text)
     raise TryAgain(
