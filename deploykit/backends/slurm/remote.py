@@ -378,9 +378,8 @@ def _tar(remote: RemoteFolder, local: Path, patterns: Sequence[str], *, growing:
     ) as temporary:
         copy = Path(temporary)
         try:
-            # errorlevel: a link that leads out of the folder, or a device, is skipped
-            with tarfile.open(fileobj=io.BytesIO(out), errorlevel=0) as archive:
-                archive.extractall(copy, filter="data")
+            with tarfile.open(fileobj=io.BytesIO(out)) as archive:
+                archive.extractall(copy, filter=_harmless)  # noqa: S202 - harmless
         except (tarfile.TarError, zlib.error, EOFError, OSError, LookupError, ValueError) as error:
             raise BackendUnavailable(f"{remote.host} sent no usable archive: {error}") from error
         matching = [path for pattern in patterns for path in copy.glob(pattern)]
@@ -393,6 +392,17 @@ def _tar(remote: RemoteFolder, local: Path, patterns: Sequence[str], *, growing:
         for path in [path for pattern in patterns for path in local.glob(pattern)]:
             if path.relative_to(local) not in names:
                 path.unlink()
+
+
+def _harmless(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+    """Skip a member, such as a link, that leads out of the folder or is no regular file.
+
+    `errorlevel=0` would extract it (CVE-2025-4435).
+    """
+    try:
+        return tarfile.data_filter(member, folder)
+    except tarfile.FilterError:
+        return None
 
 
 def _take(new: Path, old: Path, *, growing: bool) -> None:

@@ -1,9 +1,8 @@
 """The batch script, exactly as submitit would render it from our parameters.
 
 The shell text ``templates/slurm.sh`` is the same in each; this module writes what differs, with
-every value quoted. It writes all lines itself, because importing submitit takes as long as the rest
-of a dry run. ``tests/backends/slurm/test_slurm_submitit.py`` proves that submitit's renderer gives
-the same text, for the golden files and for random jobs.
+every value quoted, and needs no submitit. ``tests/backends/slurm/test_slurm_submitit.py`` proves
+that submitit's renderer gives the same text, for the golden files and for random jobs.
 """
 
 from __future__ import annotations
@@ -62,19 +61,15 @@ def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
         backend="slurm",
         target=options.host or "localhost",
         run=run,
-        text=render_script(job, options, run, folder),
+        text=batch_script(
+            parameters(job, options, run, folder), command(job, options, run, folder)
+        ),
         language="sh",
         job=job,
         options=options,
         bundle=bundle,
         output=f"{options.host}:{output}" if options.host else output,
     )
-
-
-def render_script(job: JobSpec, options: Options, run: str, folder: Path) -> str:
-    """The text of the batch script: directives, then the shell commands of `command`."""
-    values = parameters(job, options, run, folder)
-    return batch_script(values, command(job, options, run, folder))
 
 
 def batch_script(values: dict[str, Any], shell: str) -> str:
@@ -224,13 +219,20 @@ def _notice(job: JobSpec, options: Options) -> int:
 
 def command(job: JobSpec, options: Options, run: str, folder: Path) -> str:
     """The shell commands below the directives."""
-    environment = _environment(job, options, run, folder)
+    environment = backend.in_folder(job, "slurm", run, folder)
     run_folder = environment.pop("DEPLOYKIT_RUN_DIR")
+    if may_restart(options):
+        environment["DEPLOYKIT_NOTICE"] = str(_notice(job, options))
+        environment["DEPLOYKIT_RESTARTS"] = json.dumps(dataclasses.asdict(options.restarts))
+    if job.stop_at_cap:
+        from deploykit.backends.slurm import site  # few jobs need what a cluster charges
+
+        environment |= cap.variables(job, site.cost(job, options))
     lines = [
         f"export DEPLOYKIT_RUN_DIR={shlex.quote(run_folder)}",
         template("slurm.sh"),
         *_with_python(_setup_lines(job, options), job, options),
-        *_exports(environment, options),
+        *_exports(dict(sorted(environment.items())), options),
         "",
         *_steps(job, options, folder),
     ]
@@ -276,19 +278,6 @@ def _exports(environment: dict[str, str], options: Options) -> list[str]:
         + ('/"$SLURM_ARRAY_TASK_ID"' if options.array and name in _OF_EACH_TASK else "")
         for name, value in environment.items()
     ]
-
-
-def _environment(job: JobSpec, options: Options, run: str, folder: Path) -> dict[str, str]:
-    """The contract's variables, and those that the launchers need to restart the job."""
-    environment = backend.in_folder(job, "slurm", run, folder)
-    if may_restart(options):
-        environment["DEPLOYKIT_NOTICE"] = str(_notice(job, options))
-        environment["DEPLOYKIT_RESTARTS"] = json.dumps(dataclasses.asdict(options.restarts))
-    if job.stop_at_cap:
-        from deploykit.backends.slurm import site  # few jobs need what a cluster charges
-
-        environment |= cap.variables(job, site.cost(job, options))
-    return dict(sorted(environment.items()))
 
 
 def _srun(job: JobSpec, options: Options, folder: Path) -> list[str]:
