@@ -37,11 +37,13 @@ from torch.distributed import distributed_c10d
 _ENTRYPOINTS = Path(__file__).resolve().parent.parent / "entrypoints"
 sys.path.insert(0, str(_ENTRYPOINTS))
 
-from trainer import arguments, optimizers, process_group, tasks  # noqa: E402
+from trainer import arguments, tasks  # noqa: E402
 from trainer.data import Batch, BatchLoader  # noqa: E402
-from trainer.layout import Layout  # noqa: E402
+from trainer.optim import optimizers  # noqa: E402
+from trainer.parallel import process_group  # noqa: E402
+from trainer.parallel.layout import Layout  # noqa: E402
+from trainer.parallel.strategy import Strategy  # noqa: E402
 from trainer.setup import Setup  # noqa: E402
-from trainer.strategy import Strategy  # noqa: E402
 
 RANKS, STEPS = 4, 4
 SIZE = {"Float": 4, "Double": 8, "Long": 8, "Half": 2, "BFloat16": 2, "Byte": 1, "Int": 4}

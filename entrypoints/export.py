@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from torch.export import Dim
 
-from trainer import restore, safetensors_io
-from trainer.restore import MODEL_SETTINGS, RestoredModel
+from trainer.checkpoint import restore, safetensors_io
+from trainer.checkpoint.restore import MODEL_SETTINGS, RestoredModel
 
 MAX_BATCH = 4096
 """Samples that the exported program takes at once."""

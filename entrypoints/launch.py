@@ -63,11 +63,11 @@ def main(argv: Sequence[str], environ: dict[str, str]) -> None:
 
         outputs.keep(rest, environ)
     elif program == "--dump-stacks":
-        from deploykit_node.inspect import dump
+        from deploykit_node.observe import dump
 
         dump.main(rest)
     elif program == "--enter":
-        from deploykit_node.inspect import enter
+        from deploykit_node.observe import enter
 
         enter.main(rest, environ)
     else:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from trainer import restore
+from trainer.checkpoint import restore
 from trainer.text_generation import generate
 
 PROMPTS = ("The ", "A function ", "If ")

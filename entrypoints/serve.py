@@ -29,13 +29,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer import safetensors_io
+from trainer.checkpoint import safetensors_io
+from trainer.checkpoint.restore import build_on_meta, materialize
+from trainer.checkpoint.safe_pickle import InvalidFile
+from trainer.checkpoint.tensor_reader import open_regular_file
 from trainer.http_messages import HTTPError
 from trainer.http_server import Server, read_json
-from trainer.restore import build_on_meta, materialize
-from trainer.safe_pickle import InvalidFile
 from trainer.tasks import normalize
-from trainer.tensor_reader import open_regular_file
 
 MAX_DESCRIPTION = 2**16
 """Maximum size of a `model.json`, in bytes."""

@@ -27,23 +27,26 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from trainer import comm_timing, gradients, optimizers, process_group, tasks
+from trainer import tasks
 from trainer.arguments import parse
-from trainer.checkpoint import CheckpointManager
+from trainer.checkpoint.checkpointer import CheckpointManager
+from trainer.checkpoint.integrity import Progress, VerifiedCheckpoint
 from trainer.data import Batch, BatchLoader
 from trainer.errors import ConfigError
-from trainer.integrity import Progress, VerifiedCheckpoint
-from trainer.layout import Layout, accumulate
-from trainer.meter import Meter
+from trainer.measure import comm_timing
+from trainer.measure.meter import Meter
+from trainer.measure.profiling import StepProfiler
+from trainer.measure.progress_bar import ProgressBar
 from trainer.metrics import MetricsWriter, in_words, prefixed
-from trainer.precision import LossScaler
-from trainer.process_group import DistributedContext, sum_over_ranks
-from trainer.profiling import StepProfiler
-from trainer.progress_bar import ProgressBar
+from trainer.optim import gradients, optimizers
+from trainer.optim.precision import LossScaler
+from trainer.parallel import process_group
+from trainer.parallel.layout import Layout, accumulate
+from trainer.parallel.process_group import DistributedContext, sum_over_ranks
+from trainer.parallel.strategy import Strategy
 from trainer.seeds import seed_all
 from trainer.setup import Setup
 from trainer.stop_vote import StopVote
-from trainer.strategy import Strategy
 from trainer.train_options import ModelOptions, TrainOptions
 
 OUTPUT_DIR = Path(os.environ.get("DEPLOYKIT_OUTPUT_DIR", "output"))

@@ -32,9 +32,9 @@ sys.path.insert(0, str(runs.ENTRYPOINTS))
 
 from trainer import arguments
 from trainer.errors import ConfigError
-from trainer.layout import Layout
-from trainer.presets import STRATEGIES
-from trainer.process_group import DistributedContext
+from trainer.parallel.layout import Layout
+from trainer.parallel.presets import STRATEGIES
+from trainer.parallel.process_group import DistributedContext
 
 PAGE = TOP / "docs/gpu.md"
 TOLERANCE = 1e-3

@@ -10,8 +10,9 @@ import common
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "entrypoints"))
 
 import train
-from trainer import process_group, task, tasks
+from trainer import task, tasks
 from trainer.arguments import parse
+from trainer.parallel import process_group
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ _LOCALHOST = "127.0.0.1"
 _SHOW_FOLDER = ("sh", "-c", "echo; pwd")
 """The folder is the last line: what start-up files on a login node print comes before it."""
 _RELAY = ("--debugger",)
-"""See `deploykit_node.inspect.enter`."""
+"""See `deploykit_node.observe.enter`."""
 _HEADER = b"Content-Length: "
 """What each of a debugger's messages begins with, see
 https://microsoft.github.io/debug-adapter-protocol/overview#base-protocol."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from deploykit_node import exit_records, records
 from deploykit_node.cluster import Environ
-from deploykit_node.requeue import slurm_job
+from deploykit_node.restart import slurm_job
 
 VARIABLE = "DEPLOYKIT_CAP"
 KEEP = 15.0

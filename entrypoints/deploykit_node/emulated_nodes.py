@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 
 from deploykit_node import LAUNCH, exit_records, private, signals
-from deploykit_node.inspect import processes
+from deploykit_node.observe import processes
 
 TIMED_OUT = 124
 """Exit code at the time limit, that of coreutils' `timeout`."""

@@ -21,8 +21,8 @@ from deploykit_node import (
 )
 from deploykit_node.cluster import BadEnvironment
 from deploykit_node.environment import Environ
-from deploykit_node.inspect import nsys
 from deploykit_node.network import addresses, interfaces, rendezvous
+from deploykit_node.observe import nsys
 
 
 def run(argv: Sequence[str], env: Environ) -> None:

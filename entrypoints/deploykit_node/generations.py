@@ -16,7 +16,7 @@ from deploykit_node.environment import Environ
 from deploykit_node.exit_records import NodeExit
 from deploykit_node.membership import Generation, Membership, Size
 from deploykit_node.network import addresses, interfaces
-from deploykit_node.requeue.attempt import Attempt
+from deploykit_node.restart.attempt import Attempt
 
 Run = Callable[[Command, Environ, Cluster, Attempt, Callable[[], int | None]], NodeExit]
 """Runs torchrun with a fixed set of nodes."""

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from deploykit_node import exit_records, private, records
 from deploykit_node.cluster import BadEnvironment, Cluster, Environ
 from deploykit_node.network.alive import Listener
-from deploykit_node.requeue import checkpoints
+from deploykit_node.restart import checkpoints
 
 FOLDER = "members"
 """Folder inside the run folder."""

@@ -39,9 +39,9 @@ from deploykit_node.cluster import BadEnvironment
 from deploykit_node.command import Command
 from deploykit_node.environment import Environ
 from deploykit_node.exit_records import STOPPED, NodeExit
-from deploykit_node.inspect import debugger, nsys, stall, usage
 from deploykit_node.network import addresses, interfaces, rendezvous
-from deploykit_node.requeue.attempt import Attempt
+from deploykit_node.observe import debugger, nsys, stall, usage
+from deploykit_node.restart.attempt import Attempt
 
 
 def run(argv: Sequence[str], env: Environ) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from deploykit_node import LAUNCH, cap, cluster, command, exit_records, plain, relay
 from deploykit_node.cluster import BadEnvironment
 from deploykit_node.exit_records import STOPPED
-from deploykit_node.inspect import debugger, faults, processes, profile
+from deploykit_node.observe import debugger, faults, processes, profile
 
 if TYPE_CHECKING:
     from deploykit_node.environment import Environ
@@ -27,7 +27,7 @@ def run(argv: Sequence[str], env: Environ) -> None:
     """
     words, this_rank = command.read(argv, env), find(env)
     if profile.by_nsys(env):
-        from deploykit_node.inspect import nsys  # few jobs ask for it
+        from deploykit_node.observe import nsys  # few jobs ask for it
 
         nsys.around(words.program, env, this_rank)
     folder = env.pop("DEPLOYKIT_RANK_DIR")

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trainer import tasks
-from trainer.presets import STRATEGIES
-from trainer.profiling import STEP_RANGE
+from trainer.measure.profiling import STEP_RANGE
+from trainer.parallel.presets import STRATEGIES
 from trainer.train_options import TrainOptions
 
 DEFAULTS = {

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from trainer.errors import ConfigError
-from trainer.process_group import DistributedContext
+from trainer.parallel.process_group import DistributedContext
 from trainer.samples import Indexed, InMemory, Samples, Stream, loader
 from trainer.seeds import mixed
 from trainer.task import IGNORE_INDEX, Task, inputs_and_targets, is_integer, samples_in

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from trainer.data import Batch
-from trainer.shards import local
+from trainer.parallel.shards import local
 from trainer.task import Task, call, is_integer, samples_in
 from trainer.train_options import TrainOptions
 
 if TYPE_CHECKING:
-    from trainer.context_parallel import ContextParallel
+    from trainer.parallel.context_parallel import ContextParallel
 
 _TRIED, _ROUNDING = 16, 1e-2
 """Samples whose losses are compared with that of all of them; how far off they may be, relatively,

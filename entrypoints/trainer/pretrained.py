@@ -13,11 +13,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from trainer import safetensors_io, shards
+from trainer.checkpoint import safetensors_io
+from trainer.checkpoint.safe_pickle import InvalidFile
+from trainer.checkpoint.safetensors_io import INDEX, SINGLE, Entry
+from trainer.checkpoint.tensor_reader import open_regular_file
 from trainer.errors import ConfigError
-from trainer.safe_pickle import InvalidFile
-from trainer.safetensors_io import INDEX, SINGLE, Entry
-from trainer.tensor_reader import open_regular_file
+from trainer.parallel import shards
 
 MAX_INDEX = 2**26
 """Maximum size of an index in bytes; a tensor takes about 100."""

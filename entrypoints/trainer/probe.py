@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from trainer.stored_state import with_extra_state
+from trainer.checkpoint.stored_state import with_extra_state
 
 
 @contextmanager

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.data import Batch, check_equal_sizes
-from trainer.deferred import FirstWeights
 from trainer.errors import ConfigError
-from trainer.layout import Layout
+from trainer.measure.timing import StepTimer
 from trainer.objective import Objective
-from trainer.presets import Preset
-from trainer.process_group import DistributedContext, sum_over_ranks
+from trainer.parallel.deferred import FirstWeights
+from trainer.parallel.layout import Layout
+from trainer.parallel.presets import Preset
+from trainer.parallel.process_group import DistributedContext, sum_over_ranks
 from trainer.task import IGNORE_INDEX, Task, cross_entropy, is_integer
-from trainer.timing import StepTimer
 from trainer.train_options import TrainOptions
 
 
@@ -58,7 +58,7 @@ class Setup:
         self.weights = FirstWeights(task, layout.options)
         self.context_parallel = None
         if layout.dims.cp > 1:
-            from trainer.context_parallel import ContextParallel
+            from trainer.parallel.context_parallel import ContextParallel
 
             self.context_parallel = ContextParallel(layout.mesh.group("cp"), layout.position.cp)
         self.objective = Objective(

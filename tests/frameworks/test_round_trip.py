@@ -35,7 +35,7 @@ COMPARE = """
 import sys, torch
 from pathlib import Path
 from language_model import FAMILIES
-from trainer import restore
+from trainer.checkpoint import restore
 from transformers import AutoModelForCausalLM
 
 checkpoints, exported = map(Path, sys.argv[1:])
@@ -52,7 +52,7 @@ import sys
 from pathlib import Path
 from fine_tuning import pretrained_name
 from safetensors.torch import load_file
-from trainer import restore
+from trainer.checkpoint import restore
 
 checkpoints, folder = map(Path, sys.argv[1:])
 saved, names = load_file(folder / "model.safetensors"), set()

@@ -14,7 +14,7 @@ from deploykit.lib.errors import BackendUnavailable
 from deploykit.observe import exit_records
 from deploykit_node import exit_records as node_records
 from deploykit_node import log
-from deploykit_node.requeue import restarts
+from deploykit_node.restart import restarts
 from tests import flight_recorder
 from tests.flight_recorder import RECORD
 from tests.fuzz.foreign import anything, files, given, made, odd, outcome

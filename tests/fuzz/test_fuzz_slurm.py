@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from deploykit.backends.slurm import arrays, commands, site, states
 from deploykit.job.model import Status
 from deploykit_node import cluster
-from deploykit_node.requeue import slurm_job
+from deploykit_node.restart import slurm_job
 from tests.fuzz.foreign import TEXT, given, outcome, soup, spoiled
 
 SQUEUE = (

@@ -11,7 +11,7 @@ import pytest
 
 from deploykit_node import cap, exit_records, records
 from deploykit_node.cluster import Cluster
-from deploykit_node.requeue.attempt import Attempt
+from deploykit_node.restart.attempt import Attempt
 
 SAVER = """\
     import os, pathlib, signal, sys, time

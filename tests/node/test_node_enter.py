@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deploykit_node.inspect import faults
+from deploykit_node.observe import faults
 
 LAUNCH = Path(__file__).parents[2] / "entrypoints/launch.py"
 

@@ -20,9 +20,9 @@ ALLOWED = {
     f"{PACKAGE}/secret_refs.py": {"boto3", "botocore"},
     f"{PACKAGE}/preflight/group_member.py": {"torch"},
     f"{PACKAGE}/network/elastic.py": {"torch"},
-    f"{PACKAGE}/inspect/debug_server.py": {"debugpy"},  # in the Python of the job
-    f"{PACKAGE}/inspect/torch_profile.py": {"torch"},
-    f"{PACKAGE}/inspect/hook/sitecustomize.py": {"sitecustomize"},  # the program's own
+    f"{PACKAGE}/observe/debug_server.py": {"debugpy"},  # in the Python of the job
+    f"{PACKAGE}/observe/torch_profile.py": {"torch"},
+    f"{PACKAGE}/observe/hook/sitecustomize.py": {"sitecustomize"},  # the program's own
 }
 
 

@@ -14,8 +14,8 @@ from deploykit_node.cluster import Cluster
 from deploykit_node.command import Command
 from deploykit_node.exit_records import NodeExit
 from deploykit_node.membership import Membership, Size, TooFewNodes
-from deploykit_node.requeue import slurm_job
-from deploykit_node.requeue.attempt import Attempt
+from deploykit_node.restart import slurm_job
+from deploykit_node.restart.attempt import Attempt
 from tests.node.test_node_requeue import RUNNING
 
 LOCALHOST = "127.0.0.1"

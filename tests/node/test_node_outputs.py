@@ -10,7 +10,7 @@ import pytest
 
 from deploykit_node import outputs, written
 from deploykit_node.outputs import Outputs
-from deploykit_node.requeue import checkpoints
+from deploykit_node.restart import checkpoints
 from deploykit_node.written import KEPT
 
 

@@ -19,9 +19,9 @@ from deploykit_node import cap, node, records
 from deploykit_node import exit_records as node_records
 from deploykit_node import written as what_was_written
 from deploykit_node.cluster import Cluster, Rank
-from deploykit_node.inspect import processes, stall, usage
-from deploykit_node.requeue import heartbeat, restarts
-from deploykit_node.requeue.attempt import Attempt
+from deploykit_node.observe import processes, stall, usage
+from deploykit_node.restart import heartbeat, restarts
+from deploykit_node.restart.attempt import Attempt
 
 PAGE = Path(__file__).parents[2] / "docs/reference/node.md"
 

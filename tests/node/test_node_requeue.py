@@ -14,8 +14,8 @@ import pytest
 
 from deploykit_node.cluster import Cluster
 from deploykit_node.exit_records import NodeExit
-from deploykit_node.requeue import checkpoints, heartbeat, restarts, slurm_job
-from deploykit_node.requeue.attempt import Attempt
+from deploykit_node.restart import checkpoints, heartbeat, restarts, slurm_job
+from deploykit_node.restart.attempt import Attempt
 
 RUNNING = (
     "JobId=7 JobName=a-1 UserId=root(0) JobState=RUNNING Reason=None Dependency=(null) "

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from deploykit_node import cluster, records
-from deploykit_node.inspect import dump, faults, processes, spy
-from deploykit_node.inspect.stacks import NoStacks, with_sources
+from deploykit_node.observe import dump, faults, processes, spy
+from deploykit_node.observe.stacks import NoStacks, with_sources
 
 SPY = shutil.which("py-spy", path=Path(sys.executable).parent)
 SEEN = """

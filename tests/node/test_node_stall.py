@@ -12,7 +12,7 @@ import pytest
 
 from deploykit_node import cluster, rank_relay, records
 from deploykit_node.cluster import BadEnvironment
-from deploykit_node.inspect import faults, processes, stall
+from deploykit_node.observe import faults, processes, stall
 
 RELAY = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, *sys.argv[1:]]))"
 SLEEPS = "import time\nwhile True:\n    time.sleep(900)\n"

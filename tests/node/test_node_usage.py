@@ -11,7 +11,7 @@ import pytest
 
 from deploykit.observe import usage as read
 from deploykit_node import exit_records
-from deploykit_node.inspect import nvml, usage
+from deploykit_node.observe import nvml, usage
 from tests.node.test_node_stall import ALONE, SLEEPS, SPINS, Node, wait_for
 from tests.programs import needs
 

@@ -13,7 +13,7 @@ import pytest
 
 from deploykit.cli import main as cli
 from deploykit_node.cluster import BadEnvironment
-from deploykit_node.inspect import debugger
+from deploykit_node.observe import debugger
 from tests.debug_client import Editor
 from tests.ports import free_port
 

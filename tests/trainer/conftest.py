@@ -5,7 +5,7 @@ import pytest
 from tests.trainer.rank_pool import RankPool
 from tests.trainer.ranks import FOUR_EPOCHS, train_alone, train_ranks
 from tests.trainer.served import Served, write_model
-from trainer import process_group
+from trainer.parallel import process_group
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import torch
 
-from trainer import checkpoint, dcp_files, integrity, process_group
-from trainer.checkpoint import CheckpointManager
+from trainer.checkpoint import checkpointer as checkpoint
+from trainer.checkpoint import dcp_files, integrity
+from trainer.checkpoint.checkpointer import CheckpointManager
+from trainer.parallel import process_group
 
 POINTS = {
     "before the tensors": (dcp_files.dcp, "save", "before"),

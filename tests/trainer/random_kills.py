@@ -22,8 +22,8 @@ import torch.distributed.checkpoint  # noqa: F401 - the same
 
 import train
 from tests.trainer.ranks import free_port
-from trainer import process_group
 from trainer.arguments import parse
+from trainer.parallel import process_group
 
 INTERVAL = 5
 OPTIONS = ("--log-every", "1", "--checkpoint-steps", str(INTERVAL), "--no-tensorboard")

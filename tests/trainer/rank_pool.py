@@ -21,7 +21,8 @@ from torch import distributed
 
 import train
 from tests.trainer.ranks import PATIENCE, environment, free_port
-from trainer import process_group, tasks
+from trainer import tasks
+from trainer.parallel import process_group
 
 
 class RankPool:

@@ -12,7 +12,8 @@ from torch.nn.utils import parameters_to_vector
 
 import train
 from tests.ports import free_port
-from trainer import checkpoint, process_group
+from trainer.checkpoint import checkpointer as checkpoint
+from trainer.parallel import process_group
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 ENTRYPOINTS = CHECKOUT / "entrypoints"

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from tests.trainer.ranks import ENTRYPOINTS, PATIENCE, free_port
-from trainer import models, safetensors_io
+from trainer import models
+from trainer.checkpoint import safetensors_io
 
 MODEL_SETTINGS = {"layers": 1, "width": 16, "heads": 2, "sequence": 8}
 IMAGE = [[0] * 8] * 8

@@ -17,11 +17,14 @@ from torch.distributed import _functional_collectives as functional
 from tests.trainer import attacks
 from tests.trainer.kill_points import COMPLETE, POINTS
 from tests.trainer.ranks import outputs, start, start_ranks
-from trainer import checkpoint, comm_timing, integrity, process_group
-from trainer.checkpoint import CheckpointManager
+from trainer.checkpoint import checkpointer as checkpoint
+from trainer.checkpoint import integrity
+from trainer.checkpoint.checkpointer import CheckpointManager
+from trainer.checkpoint.safe_pickle import InvalidFile
 from trainer.errors import UnusableCheckpoints
-from trainer.safe_pickle import InvalidFile
-from trainer.timing import StepTimer
+from trainer.measure import comm_timing
+from trainer.measure.timing import StepTimer
+from trainer.parallel import process_group
 
 pytestmark = pytest.mark.torch
 
@@ -272,7 +275,7 @@ def test_the_manifest_is_plain_json(manager):
 
 
 def test_too_many_tensors_are_an_error_when_they_are_saved(manager, folder, monkeypatch):
-    monkeypatch.setattr("trainer.metadata.MAX_BYTES", 10)
+    monkeypatch.setattr("trainer.checkpoint.metadata.MAX_BYTES", 10)
     with pytest.raises(ValueError, match="too many tensors in"):
         save(manager, 1)
     assert not (folder / "step-00000001").exists()
@@ -354,8 +357,8 @@ def test_waits_are_timed_in_the_block_alone():
 FIND_LATEST = """
 import sys
 from pathlib import Path
-from trainer import process_group
-from trainer.checkpoint import CheckpointManager
+from trainer.parallel import process_group
+from trainer.checkpoint.checkpointer import CheckpointManager
 
 context = process_group.join()
 folder = Path(sys.argv[1], f"node-{context.rank}")

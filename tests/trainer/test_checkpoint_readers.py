@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from tests.trainer import attacks
 from tests.trainer.attacks import skip_messages
-from trainer import checkpoint, safe_pickle
-from trainer.checkpoint import CheckpointManager
-from trainer.safe_pickle import InvalidFile
+from trainer.checkpoint import checkpointer as checkpoint
+from trainer.checkpoint import safe_pickle
+from trainer.checkpoint.checkpointer import CheckpointManager
+from trainer.checkpoint.safe_pickle import InvalidFile
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("hostile")]
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.nightly import few
 from tests.trainer import ranks
-from trainer import checkpoint
+from trainer.checkpoint import checkpointer as checkpoint
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
 
@@ -25,10 +25,11 @@ LAYOUTS = {
 PEAK = """
 import gc, sys, train
 from pathlib import Path
-from trainer import process_group, tasks
+from trainer.parallel import process_group
+from trainer import tasks
 from trainer.arguments import parse
-from trainer.layout import Layout
-from trainer.parallelize import parallelize
+from trainer.parallel.layout import Layout
+from trainer.parallel.parallelize import parallelize
 from trainer.setup import Setup
 
 def kibibytes(name):

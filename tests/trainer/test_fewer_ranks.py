@@ -6,8 +6,8 @@ import torch
 import train
 from tests.trainer import ranks
 from trainer.errors import ConfigError
-from trainer.layout import Layout, accumulate
-from trainer.process_group import DistributedContext
+from trainer.parallel.layout import Layout, accumulate
+from trainer.parallel.process_group import DistributedContext
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from trainer import float8
 from trainer.arguments import parse
 from trainer.errors import ConfigError
+from trainer.optim import float8
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")

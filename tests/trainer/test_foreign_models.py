@@ -10,8 +10,9 @@ from tests.nightly import few
 from tests.trainer import foreign_tasks
 from tests.trainer.foreign_tasks import BATCH
 from tests.trainer.ranks import TRAIN, latest, losses, outputs, start_ranks
-from trainer import checkpoint, seeds
+from trainer import seeds
 from trainer.arguments import parse
+from trainer.checkpoint import checkpointer as checkpoint
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
 

@@ -7,9 +7,9 @@ from deploykit.cli import main as cli
 from deploykit.job import file as jobfile
 from tests.trainer.ranks import train
 from trainer.errors import ConfigError
-from trainer.layout import Layout
-from trainer.parallel_dims import ParallelDims
-from trainer.process_group import DistributedContext
+from trainer.parallel.layout import Layout
+from trainer.parallel.parallel_dims import ParallelDims
+from trainer.parallel.process_group import DistributedContext
 
 pytestmark = pytest.mark.torch
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from tests.trainer.ranks import PATIENCE, TRAIN, all_lines, outputs, start, start_ranks, train_alone
-from trainer import flops, models
-from trainer.timing import StepTimer, find_straggler
+from trainer import models
+from trainer.measure import flops
+from trainer.measure.timing import StepTimer, find_straggler
 
 pytestmark = pytest.mark.torch
 
@@ -22,7 +23,7 @@ LAG = 0.8
 LAGGING = f"""
 import sys, time, torch, train
 from pathlib import Path
-from trainer import process_group
+from trainer.parallel import process_group
 from trainer.arguments import parse
 
 context = process_group.join()

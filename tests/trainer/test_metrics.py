@@ -12,7 +12,7 @@ pytestmark = pytest.mark.torch
 
 EVALUATE = """
 import torch, train
-from trainer import process_group
+from trainer.parallel import process_group
 from trainer.arguments import parse
 
 run = train.Trainer(parse(["--batch-size", "4"]), process_group.join(), stop_signals=[])

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from trainer import optimizers
 from trainer.arguments import parse
+from trainer.optim import optimizers
 
 pytestmark = pytest.mark.torch
 

@@ -6,8 +6,8 @@ import torch
 from tests.nightly import few
 from tests.trainer.rank_pool import RankPool
 from tests.trainer.ranks import ENTRYPOINTS, TRAIN, lines, losses, outputs, start, train_alone
-from trainer import checkpoint
 from trainer.arguments import parse
+from trainer.checkpoint import checkpointer as checkpoint
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
 

@@ -12,10 +12,11 @@ from tests.nightly import few
 from tests.trainer import ranks
 from tests.trainer.rank_pool import write_help_topics
 from tests.trainer.ranks import train
-from trainer import bubble, partition
-from trainer.layout import Layout
-from trainer.partition import MeasuredLayer
-from trainer.process_group import DistributedContext
+from trainer.measure import bubble
+from trainer.parallel import partition
+from trainer.parallel.layout import Layout
+from trainer.parallel.partition import MeasuredLayer
+from trainer.parallel.process_group import DistributedContext
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("pipeline")]
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from tests.trainer import ranks
 from tests.trainer.own_tasks import Decoder, layers
 from tests.trainer.test_deferred import weights, words
-from trainer import safetensors_io
+from trainer.checkpoint import safetensors_io
 from trainer.errors import ConfigError
 from trainer.pretrained import Pretrained
 

@@ -15,8 +15,9 @@ import export
 import report
 import serve
 from tests.trainer.ranks import ENTRYPOINTS, PATIENCE, latest, lines, train_alone
-from trainer import checkpoint, tasks
-from trainer.restore import restore
+from trainer import tasks
+from trainer.checkpoint import checkpointer as checkpoint
+from trainer.checkpoint.restore import restore
 
 pytestmark = pytest.mark.torch
 

@@ -23,7 +23,8 @@ from tests.trainer.ranks import (
     train_with_signal,
     weights,
 )
-from trainer import checkpoint, process_group
+from trainer.checkpoint import checkpointer as checkpoint
+from trainer.parallel import process_group
 from trainer.stop_vote import StopVote
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]

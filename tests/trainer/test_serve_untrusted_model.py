@@ -16,8 +16,8 @@ import serve
 from tests.trainer import attacks
 from tests.trainer.ranks import train_alone
 from tests.trainer.served import IMAGE
-from trainer import safetensors_io
-from trainer.safe_pickle import InvalidFile
+from trainer.checkpoint import safetensors_io
+from trainer.checkpoint.safe_pickle import InvalidFile
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("serve")]
 

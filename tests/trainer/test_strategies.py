@@ -14,8 +14,8 @@ from tests.nightly import few
 from tests.trainer import ranks
 from tests.trainer.rank_pool import RankPool, write_help_topics
 from tests.trainer.ranks import train
-from trainer.layout import Layout
-from trainer.process_group import DistributedContext
+from trainer.parallel.layout import Layout
+from trainer.parallel.process_group import DistributedContext
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
 

@@ -26,9 +26,9 @@ from tests.trainer.test_metrics import scalars
 from trainer import tasks
 from trainer.arguments import parse
 from trainer.data import BatchLoader, DataShard, by_length
-from trainer.layout import Layout
 from trainer.objective import Objective
-from trainer.process_group import DistributedContext
+from trainer.parallel.layout import Layout
+from trainer.parallel.process_group import DistributedContext
 from trainer.task import IGNORE_INDEX, Task
 
 pytestmark = pytest.mark.torch

@@ -19,7 +19,7 @@ from tests.trainer.ranks import (
     train_alone,
     weights,
 )
-from trainer import restore
+from trainer.checkpoint import restore
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
 

@@ -5,7 +5,8 @@ import torch
 
 from tests.nightly import few
 from tests.trainer import ranks
-from trainer import checkpoint, restore
+from trainer.checkpoint import checkpointer as checkpoint
+from trainer.checkpoint import restore
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
 

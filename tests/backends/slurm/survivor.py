@@ -16,7 +16,7 @@ from pathlib import Path
 
 import train
 from trainer import stop_vote
-from trainer.process_group import sum_over_ranks
+from trainer.parallel.process_group import sum_over_ranks
 
 SLOW = 0.11
 """Seconds by which each step of the first attempt is longer: the ranks then vote in each."""

@@ -1,0 +1,273 @@
+"""The stall rule: ranks that make no progress, found from outside, without the script's help.
+
+Signs of progress are what the ranks print and what they write to files. The longest pause so far
+says what is usual for this run: a pause is too long when it is several times as long, and longer
+than a generous minimum. Then the ranks are looked at twice. Ranks that compute get more time, since
+a slow evaluation looks the same as an endless loop; the others are stalled. A record says so, with
+the stacks, until there is progress again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploykit_node import LAUNCH, cluster, exit_records, records
+from deploykit_node.cluster import BadEnvironment, Environ
+from deploykit_node.log import now
+from deploykit_node.observe import meeting, processes
+from deploykit_node.observe.look import Look
+from deploykit_node.records import StallRecord
+
+MINIMUM = 300.0
+"""Seconds: no shorter pause is too long."""
+TIMES = 3.0
+"""A pause is too long when it is so many times as long as the longest before it."""
+BEFORE_OUTPUT = 2.0
+"""So much longer may the first pause be: imports, downloads, compilation."""
+COMPUTING = 4.0
+"""So much longer may a pause be in which a rank computes."""
+CONNECTING = 0.4
+"""Share of `MINIMUM` after which the ranks are looked at: all may wait in `init_process_group`."""
+_SHARE = 60
+"""Looks in the shortest pause that is too long; at most one in `_OFTEN` seconds."""
+_OFTEN = 5.0
+_LATE = 1.0
+"""Seconds after a look within which the next one is on time, or twice what is planned."""
+_WRITTEN = 1 << 20
+"""Bytes that are a sign of progress, as of a checkpoint."""
+_PATIENCE = 60.0
+"""Seconds for taking stacks."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to do about a stall (``report``, ``dump`` or ``restart``), and `MINIMUM` or another."""
+
+    action: str
+    minimum: float
+
+    @property
+    def every(self) -> float:
+        """Seconds between two looks."""
+        return min(_OFTEN, self.minimum / _SHARE)
+
+
+def settings(env: Environ) -> Settings:
+    """The settings of the job. Raises BadEnvironment for a minimum that is no number.
+
+    A program that is debugged may stand at a line for any time.
+    """
+    text = env.get("DEPLOYKIT_STALL_SECONDS", "")
+    minimum = 0.0
+    with contextlib.suppress(ValueError):
+        minimum = float(text) if text else MINIMUM
+    if not minimum > 0:
+        raise BadEnvironment(
+            f"DEPLOYKIT_STALL_SECONDS is {text!r}; it must be a positive number of seconds."
+        )
+    if env.get("DEPLOYKIT_DEBUGGER"):
+        minimum = math.inf
+    return Settings(env.get("DEPLOYKIT_ON_STALL", "dump"), minimum)
+
+
+class Watch:
+    """Watches the ranks of this node, which register in `folder`."""
+
+    def __init__(
+        self, env: Environ, here: cluster.Cluster, folder: Path, say: Callable[[str], None]
+    ) -> None:
+        self._env, self._here, self._folder, self._say = env, here, folder, say
+        self._settings = settings(env)
+        self._signs: object = None
+        self._heard = False
+        self._looked = self._last = time.monotonic()
+        """When `look` was last called, and when the last sign of progress was seen."""
+        self._longest = 0.0
+        self._written: int | None = None
+        self._dump: subprocess.Popen[bytes] | None = None
+        """Stacks that are being taken."""
+        self._begun = 0.0
+        self._looks: list[Look] = []
+        self._count = 0
+        self._asked = 0
+        """How often this pause was looked at for ranks that wait in `init_process_group`."""
+        self._stalled = self._killed = self._broken = False
+
+    @property
+    def every(self) -> float:
+        """Seconds until the next `look`."""
+        return self._settings.every
+
+    def look(self) -> None:
+        """See whether there was progress, and note a stall, or its end.
+
+        An error ends the watch, and never the run.
+        """
+        if self._broken:
+            return
+        try:
+            self._look()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the ranks train on
+            self._broken = True
+            self._say(f"stalls are no longer detected: {error!r}")
+
+    def _look(self) -> None:
+        moment = time.monotonic()
+        late = moment - self._looked - max(2 * self.every, _LATE)
+        self._looked = moment
+        if late > 0:  # Slurm suspended the job, or the machine slept: that is no pause of the ranks
+            self._last += late
+            self._looks = []
+        if self._progressed(moment):
+            self._continue(moment)
+        elif self._stalled:
+            self._restart()
+        elif moment - self._last > self.limit:
+            self._examine(moment)
+        elif moment - self._last > (self._asked + 1) * CONNECTING * self._settings.minimum:
+            self._ask(moment)
+
+    @property
+    def limit(self) -> float:
+        """Seconds without a sign after which the ranks are looked at."""
+        minimum = self._settings.minimum * (1 if self._heard else BEFORE_OUTPUT)
+        return max(minimum, TIMES * self._longest)
+
+    def _progressed(self, moment: float) -> bool:
+        """Whether a rank has printed, started or ended, or written files, since the last look."""
+        heard = {path.name: path.stat().st_mtime_ns for path in self._folder.glob("*.heard")}
+        living = exit_records.living(self._folder)
+        signs = (heard, living)
+        changed, self._signs = signs != self._signs or not living, signs
+        self._heard = self._heard or bool(heard)
+        if changed or moment - self._last < self.limit / 2:
+            return changed  # while there is output, nothing else is looked at
+        before, self._written = self._written, sum(map(processes.written, self._tree()))
+        return before is not None and self._written - before >= _WRITTEN
+
+    def _continue(self, moment: float) -> None:
+        """Begin to wait for the next sign."""
+        pause, self._last, self._looks, self._written = moment - self._last, moment, [], None
+        self._asked = 0
+        if self._stalled:
+            self._stalled = False
+            self._say(f"there is progress again, after {pause:.0f} s")
+            self._record.unlink(missing_ok=True)
+        if not self._killed:
+            self._longest = max(self._longest, pause)
+        self._killed = False
+
+    def _ask(self, moment: float) -> None:
+        """Look whether all processes wait in `init_process_group`: nothing comes of that."""
+        if self._dump is None:
+            self._begin_dump()
+        elif self._dump.poll() is not None or moment - self._begun > _PATIENCE:
+            self._dump.kill()
+            self._dump, self._asked = None, self._asked + 1
+            if waiting := meeting.find(self._look_folder):
+                self._stall(moment - self._last, waiting)
+
+    def _examine(self, moment: float) -> None:
+        """Look at the ranks twice, and decide whether they wait or compute."""
+        if self._dump is None:
+            if not self._looks or moment >= self._looks[-1].moment + max(2 * self.every, 1.0):
+                self._begin_dump()
+            return
+        if self._dump.poll() is None:
+            if moment - self._begun > _PATIENCE:
+                self._dump.kill()
+            return
+        self._dump = None
+        cpu = processes.cpu_seconds(self._tree())
+        self._looks = [*self._looks[-1:], Look(moment, self._look_folder, cpu)]
+        if len(self._looks) == 1:
+            return
+        quiet = moment - self._last
+        computes = self._looks[1].computes_since(self._looks[0])
+        if not computes or quiet > COMPUTING * self.limit:
+            self._stall(quiet, meeting.find(self._look_folder))
+
+    def _begin_dump(self) -> None:
+        """Have the stacks taken by another process, so that signals are still delivered."""
+        shutil.rmtree(self._folder / f"look-{self._count - 1}", ignore_errors=True)
+        self._count += 1
+        self._begun = time.monotonic()
+        words = [sys.executable, LAUNCH, "--dump-stacks"]
+        words += [self._env["DEPLOYKIT_RUN_DIR"], str(self._look_folder)]
+        with contextlib.suppress(OSError):
+            null = subprocess.DEVNULL
+            self._dump = subprocess.Popen(
+                words, env=dict(self._env), stdin=null, stdout=null, stderr=null
+            )
+
+    @property
+    def _look_folder(self) -> Path:
+        return self._folder / f"look-{self._count}"
+
+    def _stall(self, quiet: float, waiting: meeting.Meeting | None = None) -> None:
+        """Record the stall, keep the stacks, and say so."""
+        self._stalled = True
+        action, name, kept = self._settings.action, "", ""
+        if action != "report":
+            name = time.strftime("%Y%m%dT%H%M%SZ-stall", time.gmtime())
+            target = Path(self._env["DEPLOYKIT_RUN_DIR"], "stacks", name)
+            with contextlib.suppress(OSError):
+                shutil.copytree(self._look_folder, target, dirs_exist_ok=True)
+                kept = f"; the stacks are in {target}"
+        record: StallRecord = {
+            "time": now(),
+            "seconds": round(quiet),
+            "longest": round(self._longest),
+            "dump": name,
+            "nodes": len(self._here.hosts),
+            "attempt": exit_records.attempt(self._env),
+            "waiting": waiting.number if waiting else 0,
+            "address": waiting.address if waiting else "",
+            "refused": waiting.refused if waiting else False,
+        }
+        with contextlib.suppress(OSError):
+            records.write(self._record, record)
+        usual = f"the longest pause before was {self._longest:.0f} s"
+        why = f": {waiting}" if waiting else ""
+        self._say(f"no progress for {quiet:.0f} s ({usual}){why}{kept}")
+
+    @property
+    def _record(self) -> Path:
+        folder = Path(self._env["DEPLOYKIT_RUN_DIR"], records.FOLDER)
+        return folder / f"stall-{self._here.number}.json"
+
+    def _restart(self) -> None:
+        """Kill the ranks once every node has stalled, if the job asks for that.
+
+        What follows is up to `retries` and `slurm.restarts.error`, as after any other failure.
+        """
+        if self._settings.action != "restart" or self._killed:
+            return
+        folder, nodes = self._record.parent, len(self._here.hosts)
+        if sum(1 for _ in folder.glob("stall-*.json")) < nodes:  # names alone, as nodes are many
+            return
+        stalled = records.read_all(folder, "stall-*.json", {"attempt": int})
+        attempt = exit_records.attempt(self._env)
+        if sum(record["attempt"] == attempt for _, record in stalled) < nodes:
+            return
+        self._killed = True
+        self._say("on_stall: restart: sending SIGKILL to the ranks")
+        for relay in exit_records.living(self._folder).values():
+            for pid in processes.children(relay)[:1]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _tree(self) -> list[int]:
+        """The processes of this node's ranks."""
+        relays = exit_records.living(self._folder).values()
+        return [pid for relay in relays for pid in processes.children(relay)]

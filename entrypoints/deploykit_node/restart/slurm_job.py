@@ -1,0 +1,166 @@
+"""The Slurm job of this process: its state, why Slurm ends it, and a request to requeue it.
+
+How a job looks while it is being ended was measured on Slurm 22.05: the state is COMPLETING
+whatever the cause, so the cause is read from other fields. Fields and commands:
+https://slurm.schedmd.com/scontrol.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploykit_node import cluster
+from deploykit_node.cluster import Environ
+from deploykit_node.restart.restarts import NODE_FAILURE, PREEMPTION, REQUEST, TIME_LIMIT
+
+_DUE_TO = re.compile(
+    r"^slurmstepd\S* error: \*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+ DUE TO ([A-Z ]+[A-Z])",
+    re.MULTILINE,
+)
+_MARK = b" DUE TO "
+_LONGEST = 1 << 16
+"""Bytes of a log line that are searched at once."""
+_CAUSES = {
+    "PREEMPTION": PREEMPTION,
+    "JOB REQUEUE": REQUEST,
+    "NODE FAILURE": NODE_FAILURE,
+    "TIME LIMIT": TIME_LIMIT,
+}
+"""The step daemon's words for the end of a job."""
+_PATIENCE = 20.0
+"""Seconds for one answer of the controller."""
+_RETRY_AFTER = 2.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """The job at this moment."""
+
+    state: str
+    reason: str
+    restarts: int
+    nodes: tuple[str, ...]
+    preempted: bool
+    """It runs in the grace time of a preemption."""
+    left: float
+    """Seconds until its time limit; below 0 after it, infinite without one."""
+    ran: float = 0.0
+    """Seconds since this attempt began."""
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether the time limit is over."""
+        return self.reason == "TimeLimit" or self.left <= 0
+
+
+def query(env: Environ) -> Job | None:
+    """The job as the controller sees it; None if the answer is missing or not understood."""
+    output = _output(["scontrol", "--oneliner", "show", "job", env["SLURM_JOB_ID"]])
+    try:
+        return parse(output) if output else None
+    except cluster.LaunchError:
+        return None
+
+
+def parse(line: str) -> Job:
+    """The job in one line of ``scontrol show job``. The first field of a name is Slurm's own.
+
+    Raises LaunchError if its node list is malformed.
+    """
+    values: dict[str, str] = {}
+    for word in line.split():
+        name, _, value = word.partition("=")
+        values.setdefault(name, value)
+    restarts, ran = values.get("Restarts", ""), _seconds(values.get("RunTime", "0:0"))
+    return Job(
+        state=values.get("JobState", ""),
+        reason=values.get("Reason", ""),
+        restarts=int(restarts) if re.fullmatch(r"[0-9]{1,9}", restarts) else 0,
+        nodes=tuple(cluster.expand(values.get("NodeList", "").replace("(null)", ""))),
+        preempted=values.get("PreemptTime", "None") not in ("None", "(null)", ""),
+        left=_seconds(values.get("TimeLimit", "")) - ran,
+        ran=0.0 if math.isinf(ran) else ran,
+    )
+
+
+def requeue(env: Environ) -> str | None:
+    """Put the job back into the queue. Returns Slurm's error message, or None on success.
+
+    Retries while the controller cannot be reached, for as long as Slurm lets this process live.
+    """
+    while True:
+        try:
+            done = _run(["scontrol", "requeue", env["SLURM_JOB_ID"]])
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return str(error)
+        if done.returncode == 0 or "pending execution" in done.stderr:  # it is queued already
+            return None
+        if not re.search(r"contact|timed out|Connection|communication", done.stderr):
+            return done.stderr.strip()
+        time.sleep(_RETRY_AFTER)
+
+
+def cause(folder: Path, node: int, begun: Mapping[str, int]) -> str | None:
+    """Why Slurm has ended the attempt, from its step daemon's lines in the run's logs.
+
+    `begun` is the size of each log when the attempt began. ``scontrol`` does not distinguish a
+    preemption from a manual requeue, and not every site has accounting.
+    """
+    causes: list[str] = []
+    for name in _logs(node):
+        with contextlib.suppress(OSError), (folder / "logs" / name).open("rb") as file:
+            file.seek(begun.get(name, 0))
+            for line in iter(lambda: file.readline(_LONGEST), b""):
+                causes += _DUE_TO.findall(line.decode(errors="replace")) if _MARK in line else ()
+    return next((_CAUSES[words] for words in reversed(causes) if words in _CAUSES), None)
+
+
+def log_sizes(folder: Path, node: int) -> dict[str, int]:
+    """The size in bytes of each log that `cause` searches."""
+    sizes = {}
+    for name in _logs(node):
+        with contextlib.suppress(OSError):
+            sizes[name] = (folder / "logs" / name).stat().st_size
+    return sizes
+
+
+def _logs(node: int) -> tuple[str, ...]:
+    """The logs of the batch script and of a node; an array's batch logs are beside its tasks."""
+    task = os.environ.get("SLURM_ARRAY_TASK_ID")
+    batch = "slurm.log" if task is None else f"../../../logs/slurm-{task}.log"
+    return batch, f"node-{node}.log"
+
+
+def _seconds(text: str) -> float:
+    """``1-02:03:04`` in seconds; infinite for ``UNLIMITED`` and the like."""
+    match = re.fullmatch(r"(?:(\d{1,6})-)?(?:(\d{1,6}):)?(\d{1,6}):(\d{1,6})", text)
+    if match is None:
+        return math.inf
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _output(argv: Sequence[str]) -> str:
+    """The output of a Slurm command; empty if it fails."""
+    try:
+        done = _run(argv)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _run(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command without the user's own formats and filters (SQUEUE_FORMAT, ...)."""
+    settings = ("SQUEUE_", "SACCT_", "SCONTROL_")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(settings)}
+    return subprocess.run(
+        argv, env=env, capture_output=True, text=True, timeout=_PATIENCE, check=False
+    )

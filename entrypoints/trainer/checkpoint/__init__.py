@@ -1,0 +1,1 @@
+"""Checkpoints: written by all ranks, read by any number of them."""

@@ -1,0 +1,1 @@
+"""Optimizers, gradients and weights: what happens after the backward pass."""

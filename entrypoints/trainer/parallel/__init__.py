@@ -1,0 +1,1 @@
+"""The dimensions of parallelism, and how a model is divided along them."""

@@ -1,0 +1,216 @@
+"""What ranks with different samples do with a model: hold replicas of it, or shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed import ProcessGroup
+
+from trainer import probe
+from trainer.measure import comm_timing
+from trainer.parallel import same_layers
+from trainer.parallel.process_group import sum_over_ranks
+from trainer.setup import Setup
+from trainer.train_options import TrainOptions
+
+UNCOMPRESSED_STEPS = 10
+"""Steps before PowerSGD starts: the first gradients are the hardest to compress. torch's default
+is 1000, with which a short run would not be compressed at all."""
+
+_SLOW = (
+    "warning: nn.DataParallel copies the model to every GPU in each step and runs in a single "
+    "Python process; --strategy ddp gives the same results faster"
+)
+
+
+class Replica:
+    """A model on this rank alone, and the interface of those that share gradients.
+
+    `model` has the parameters; `module` computes the outputs in training.
+    """
+
+    def __init__(self, model: nn.Module, module: nn.Module | None = None) -> None:
+        self.model = model
+        self.module = module or model
+
+    def set_gradient_sync(self, *, sync: bool) -> None:
+        """Say whether the next backward pass reduces gradients over the ranks."""
+
+    def finish_gradients(self) -> None:
+        """Called after the backward passes of a step."""
+
+    def reshard(self) -> None:
+        """Free what has been gathered."""
+
+
+def replicate(model: nn.Module, layers: Sequence[str], setup: Setup) -> Replica:
+    """Replicate or shard `model` in place, as the strategy says; `layers` are names in it."""
+    preset = setup.preset
+    if preset.sharded:
+        return _Sharded(model, layers, setup)
+    if preset.data in {"ddp", "zero1"} and any(each.requires_grad for each in model.parameters()):
+        return _DDP(model, setup)  # torch refuses a stage of which nothing is trained
+    if preset.data == "manual":
+        return _Manual(model)
+    if preset.data == "dp":
+        setup.context.log(_SLOW)
+        return Replica(model, nn.DataParallel(model))
+    return Replica(model)
+
+
+class _Manual(Replica):
+    """DDP written out: after the backward pass, all-reduce every gradient.
+
+    Read it to understand DDP, but use DDP: it sends the gradients of a layer while those of earlier
+    layers are still being computed.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        for parameter in model.parameters():
+            distributed.broadcast(parameter.data, src=0)
+
+    def finish_gradients(self) -> None:
+        """Average the gradients over the ranks; a rank may have used fewer parameters."""
+        parameters = [each for each in self.model.parameters() if each.requires_grad]
+        used = torch.tensor([each.grad is not None for each in parameters]).int()
+        used = used.to(parameters[0].device)
+        distributed.all_reduce(used, distributed.ReduceOp.MAX)
+        for parameter, somewhere in zip(parameters, used.tolist(), strict=True):
+            if somewhere:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                distributed.all_reduce(parameter.grad)
+                parameter.grad /= distributed.get_world_size()
+
+
+class _DDP(Replica):
+    """torch's DistributedDataParallel, with optional gradient compression."""
+
+    def __init__(self, model: nn.Module, setup: Setup) -> None:
+        options = setup.options
+        ddp = nn.parallel.DistributedDataParallel(
+            model,
+            process_group=_ddp_group(setup),
+            bucket_cap_mb=options.bucket_mb,
+            find_unused_parameters=(
+                options.find_unused_parameters or _has_unused_parameters(model, setup)
+            ),
+            gradient_as_bucket_view=True,
+            static_graph=options.static_graph,
+        )
+        ddp.broadcast_buffers = False  # see `Strategy.average_buffers`
+        comm_timing.instrument_ddp(ddp, setup.timer)
+        _register_compression(ddp, options.compress)
+        super().__init__(model, ddp)
+
+    def set_gradient_sync(self, *, sync: bool) -> None:
+        """Reduce gradients in the next backward pass, or leave them on this rank."""
+        ddp: Any = self.module
+        if ddp.require_backward_grad_sync != sync:  # a module's attributes are slow to set
+            ddp.require_backward_grad_sync = sync
+
+
+def _ddp_group(setup: Setup) -> ProcessGroup | None:
+    """The ranks with the same stage of a pipeline; None is all ranks."""
+    return setup.layout.mesh.group("dp_replicate") if setup.preset.pipeline else None
+
+
+def _has_unused_parameters(model: nn.Module, setup: Setup) -> bool:
+    """Whether a parameter gets no gradient on any rank; DDP would wait for it. Collective."""
+    if setup.preset.pipeline:
+        return False
+    objective, sample = setup.objective, setup.sample
+    if setup.context_parallel is not None:
+        from trainer.parallel import sequences
+
+        sample = sequences.part(sample, setup.task, setup.context_parallel)
+
+    def loss() -> Tensor:
+        return objective.loss(objective.outputs(model, sample.inputs), sample)
+
+    unused = probe.has_unused_parameters(model, setup.context.device, loss)
+    return any(sum_over_ranks(setup.context, [unused]))
+
+
+def _register_compression(ddp: nn.parallel.DistributedDataParallel, method: str | None) -> None:
+    """Send gradients in 16 bits, or low-rank approximations of them (PowerSGD, lossy)."""
+    if not method:
+        return
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    if method == "powersgd":
+        state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=4, start_powerSGD_iter=UNCOMPRESSED_STEPS
+        )
+        ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    else:
+        ddp.register_comm_hook(None, getattr(default_hooks, f"{method}_compress_hook"))
+
+
+class _Sharded(Replica):
+    """ZeRO stages 2 and 3 with fully_shard: parameters, gradients and optimizer state are sharded.
+
+    The parameters of a layer are gathered just before its forward pass. Stage 3 frees them
+    afterwards and gathers them again for the backward pass. Stage 2 keeps them, which saves a third
+    of the traffic at the cost of memory for all weights. HSDP shards within groups of ranks,
+    ideally those of a node, and averages the gradients over the groups.
+    https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+
+    Where tensor parallelism has sharded the layers, replicas of them are shards of one rank: DDP
+    replaces sharded parameters by new tensors in every forward pass (torch 2.13), and then neither
+    checkpoints, nor the gradient norm, nor recomputed activations find those of the optimizer.
+    """
+
+    def __init__(self, model: nn.Module, layers: Sequence[str], setup: Setup) -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = setup.layout.mesh
+        replicas = () if setup.layout.dims.dp_replicate == 1 else ("dp_replicate",)
+        options = _fsdp_options(setup.options, pipeline=setup.preset.pipeline)
+        for unit in (*map(model.get_submodule, layers), model):
+            fully_shard(
+                unit,
+                mesh=mesh.axes(*replicas, "dp_shard"),
+                reshard_after_forward=setup.preset.data != "zero2",
+                **options,
+            )
+        same_layers.watch(model, layers, setup)
+        super().__init__(model)
+
+    def set_gradient_sync(self, *, sync: bool) -> None:
+        """Reduce gradients in the next backward pass, or keep whole ones on this rank."""
+        sharded: Any = self.model
+        sharded.set_requires_gradient_sync(sync)
+
+    def reshard(self) -> None:
+        """Free the layers that an evaluation of stage 2 has left gathered."""
+        for module in self.model.modules():
+            if reshard := getattr(module, "reshard", None):
+                reshard()
+
+
+def _fsdp_options(options: TrainOptions, *, pipeline: bool) -> dict[str, Any]:
+    """What FSDP communicates in, and where it keeps the shards.
+
+    What computes in which precision is left to autocast. In bf16, parameters are gathered in 16
+    bits, which halves the traffic, and gradients are reduced in 32, so that their sum is exact.
+    Inputs are not cast, because autocast does that as in every other strategy. In fp16, parameters
+    stay in 32 bits: with 16-bit parameters, gradients would be 16-bit even where autocast computes
+    in 32 (normalization, embedding), and the scaled ones would overflow, so that steps would be
+    skipped that no other strategy skips. Stages of a pipeline pass on hidden states in 32 bits,
+    which 16-bit parameters would not fit.
+    """
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+
+    chosen: dict[str, Any] = {}
+    if options.precision in {"bf16", "float8"} and not pipeline:
+        chosen["mp_policy"] = MixedPrecisionPolicy(
+            torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
+    if options.offload:  # pinned memory speeds up copies to a GPU and requires one
+        chosen["offload_policy"] = CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
+    return chosen
