@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Annotated
 
 from deploykit.backends import base as backend
+from deploykit.backends import ranks
 from deploykit.backends.base import Start
 from deploykit.bundle import archive as bundles
 from deploykit.cost import cap
@@ -260,9 +261,9 @@ def dump(handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
     """Write the stacks of all ranks; see `base.Capabilities.dump`."""
     _require_this_machine(handle)
     processes = exit_records.processes(Path(handle.folder))
-    first = backend.require_processes(processes, handle.run)[0]
+    first = ranks.require_processes(processes, handle.run)[0]
     folders = (handle.folder, str(folder))
-    done = shell.run(backend.dump_command(first, "local", folders, native=native), timeout=_DUMP)
+    done = shell.run(ranks.dump_command(first, "local", folders, native=native), timeout=_DUMP)
     return [done.err.strip().rpartition("\n")[2]] if done.code else []
 
 
@@ -270,8 +271,8 @@ def enter(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) 
     """Run a command beside a rank; see `base.Capabilities.enter`."""
     _require_this_machine(handle)
     processes = exit_records.processes(Path(handle.folder))
-    process = backend.rank_process(processes, handle.run, rank)
-    return backend.enter_command(process, "local", handle.folder, command)
+    process = ranks.rank_process(processes, handle.run, rank)
+    return ranks.enter_command(process, "local", handle.folder, command)
 
 
 def examine(

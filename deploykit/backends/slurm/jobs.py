@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from deploykit.backends import base
+from deploykit.backends import ranks
 from deploykit.backends.slurm import arrays, commands, remote, states
 from deploykit.backends.slurm.states import Row
 from deploykit.job.model import Handle, LogLine, State, Status
@@ -353,7 +353,7 @@ def dump(handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
             hint=f"log in to the task's node and run `py-spy dump --pid PID` ({handle.id}_TASK)",
         )
     processes = exit_records.processes(Path(handle.folder))
-    base.require_processes(processes, handle.run)
+    ranks.require_processes(processes, handle.run)
     remote_folder = remote.recorded_folder(Path(handle.folder))
     run_folder = remote_folder.folder if remote_folder else handle.folder
     kept = f"{run_folder}/{stacks.FOLDER}/{folder.name}"
@@ -361,7 +361,7 @@ def dump(handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
     argv = [
         *step_argv(handle, hosts),
         *("--input=none", "--ntasks-per-node=1", "--kill-on-bad-exit=0"),
-        *base.dump_command(processes[0], "slurm", (run_folder, kept), native=native),
+        *ranks.dump_command(processes[0], "slurm", (run_folder, kept), native=native),
     ]
     if remote_folder is None:
         code, _, err = shell.run([*commands.clean_environment(""), *argv], timeout=_DUMP_TIMEOUT)
@@ -383,12 +383,12 @@ def enter(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) 
             hint=f"srun --overlap --pty --jobid={handle.id}_TASK bash",
         )
     folder = Path(handle.folder)
-    process = base.rank_process(exit_records.processes(folder), handle.run, rank)
+    process = ranks.rank_process(exit_records.processes(folder), handle.run, rank)
     remote_folder = remote.recorded_folder(folder)
     argv = [
         *step_argv(handle, [process.host]),
         *(["--pty"] if terminal else []),
-        *base.enter_command(
+        *ranks.enter_command(
             process, "slurm", remote_folder.folder if remote_folder else str(folder), command
         ),
     ]
