@@ -13,33 +13,28 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import shutil
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard, cast
 
-from deploykit.bundle.node_plane import FOLDER, NODE_PLANE
+from deploykit.bundle.node_plane import FOLDER
 from deploykit.job.checks import check_module, check_processes, is_secret, near_folder
 from deploykit.job.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, Status
 from deploykit.job.spelling import did_you_mean
 from deploykit.lib import paths
-from deploykit.lib.errors import TryAgain, UsageError
+from deploykit.lib.errors import UsageError
 
 if TYPE_CHECKING:
     from deploykit.cost.estimate import Estimate
     from deploykit.lib.finding import Finding
-    from deploykit.observe.exit_records import RankProcess
     from deploykit.observe.metrics.points import Point
 
 DEFAULT = "local"
 """The backend of a job file that has a section for none."""
 
-
 LAUNCH = f"{FOLDER}/launch.py"
-ENTER = f"{FOLDER}/{NODE_PLANE[1]}/observe/enter.py"
-"""In the source of a run, unless an earlier version submitted it."""
+"""The launcher, in the source of a run."""
 
 FOLDERS = ("logs", "output", "checkpoints", "exit_records")
 """Subfolders of a run folder."""
@@ -50,14 +45,11 @@ PRICE = "price.json"
 JOB = "job.json"
 """In a run folder: the job with all overrides and arguments, as a job file for `rerun`."""
 
-
 LOG_LIMIT = 1 << 30
 """Bytes of a node's log unless the job file says otherwise; the same in the node's relay."""
 
-
 PREFLIGHT = 30
 """Seconds that the network test before the trainer may take."""
-
 
 _BUILT_IN = ("local", "slurm", "sagemaker")
 """Modules of `deploykit.backends`."""
@@ -369,30 +361,26 @@ def environment(  # noqa: PLR0913 - one keyword for each location of the contrac
     """
     plain = {name: value for name, value in job.env.items() if not is_secret(value)}
     secret = {name: value for name, value in sorted(job.env.items()) if is_secret(value)}
+    optional = {
+        "DEPLOYKIT_SECRETS": json.dumps(secret) if secret else None,
+        "DEPLOYKIT_RUN_DIR": folder,
+        "DEPLOYKIT_OUTPUTS": json.dumps(job.outputs) if job.outputs else None,
+        "DEPLOYKIT_ON_STALL": job.on_stall if job.on_stall != "dump" else None,
+        "DEPLOYKIT_LOG_LIMIT": str(job.log_limit) if job.log_limit != LOG_LIMIT else None,
+        "DEPLOYKIT_PROFILE": job.profile or None,
+        "DEPLOYKIT_DEBUG": "1" if job.debug else None,
+        "DEPLOYKIT_PREFLIGHT": str(PREFLIGHT) if job.preflight else None,
+    }
     variables = {
+        **plain,
         "DEPLOYKIT_BACKEND": backend,
         "DEPLOYKIT_CHECKPOINT_DIR": checkpoints,
         "DEPLOYKIT_OUTPUT_DIR": output,
         "DEPLOYKIT_RUN": run,
         **{f"DEPLOYKIT_DATA_{name.upper()}": location for name, location in data.items()},
+        **{name: value for name, value in optional.items() if value is not None},
     }
-    if secret:
-        variables["DEPLOYKIT_SECRETS"] = json.dumps(secret)
-    if folder is not None:
-        variables["DEPLOYKIT_RUN_DIR"] = folder
-    if job.outputs:
-        variables["DEPLOYKIT_OUTPUTS"] = json.dumps(job.outputs)
-    if job.on_stall != "dump":
-        variables["DEPLOYKIT_ON_STALL"] = job.on_stall
-    if job.log_limit != LOG_LIMIT:
-        variables["DEPLOYKIT_LOG_LIMIT"] = str(job.log_limit)
-    if job.profile:
-        variables["DEPLOYKIT_PROFILE"] = job.profile
-    if job.debug:
-        variables["DEPLOYKIT_DEBUG"] = "1"
-    if job.preflight:
-        variables["DEPLOYKIT_PREFLIGHT"] = str(PREFLIGHT)
-    return dict(sorted({**plain, **variables}.items()))
+    return dict(sorted(variables.items()))
 
 
 def in_folder(job: JobSpec, backend: str, run: str, folder: Path) -> dict[str, str]:
@@ -466,12 +454,12 @@ def check_ranks(job: JobSpec) -> Iterator[Problem]:
         yield Problem("profile", message, "nsys, to profile the whole run", severity="warning")
 
 
-def missing_data(job: JobSpec) -> Iterator[tuple[str, str, str]]:
-    """The folders of `data` that this machine does not have: path, message, hint."""
+def missing_data(job: JobSpec) -> Iterator[Problem]:
+    """The folders of `data` that this machine does not have."""
     for name, location in job.data.items():
         if not paths.is_address(location) and not os.path.exists(location):  # noqa: PTH110 - too long
             message = f"{location} was not found on this machine"
-            yield f"data.{name}", message, near_folder(location)
+            yield Problem(f"data.{name}", message, near_folder(location))
 
 
 def check_program(job: JobSpec, python: Path | None = None) -> Iterator[Problem]:
@@ -482,83 +470,6 @@ def check_program(job: JobSpec, python: Path | None = None) -> Iterator[Problem]
     yield from check_processes(job)
     if job.entrypoint.module is not None:
         yield from check_module(job, python)
-
-
-def check_nsys(job: JobSpec) -> Iterator[Problem]:
-    """Whether Nsight Systems, if the job asks for it, is on the PATH of a job on this machine."""
-    wanted = (job.profile or "").startswith("nsys") and job.environment is None
-    if wanted and shutil.which("nsys", path=job.env.get("PATH")) is None:
-        hint = "install Nsight Systems, or torch:20:25, which PyTorch's own profiler records"
-        yield Problem("profile", "nsys is not on PATH", hint)
-
-
-def dump_command(
-    process: RankProcess, name: str, folders: tuple[str, str], *, native: bool
-) -> list[str]:
-    """The command that writes the stacks of the node where `process` runs, of the backend `name`.
-
-    `folders` are the run folder and the one for the dump, as the node sees them. The Python is the
-    run's own, with the libraries that it was started with.
-    """
-    options = ["--native"] if native else []
-    if spy := _py_spy():
-        options.append(f"--py-spy={spy}")
-    return [*_launch(process, name, folders[0]), "--dump-stacks", *folders, *options]
-
-
-def enter_command(
-    process: RankProcess, name: str, folder: str, command: Sequence[str]
-) -> list[str]:
-    """The command that runs `command`, or without one a shell, beside `process` on its node.
-
-    `folder` is the run's, as the node sees it.
-    """
-    rank = str(process.rank)
-    return [*_launch(process, name, folder), "--enter", folder, rank, "--", *command]
-
-
-def _launch(process: RankProcess, name: str, folder: str) -> list[str]:
-    variables = [f"DEPLOYKIT_BACKEND={name}"]
-    if process.libraries:
-        variables.append(f"LD_LIBRARY_PATH={process.libraries}")
-    return ["env", *variables, process.python, f"{folder}/source/{LAUNCH}"]
-
-
-def require_enter(folder: Path, run: str) -> None:
-    """Raise UsageError where the bundle of a run is of a version without `enter`."""
-    if not (folder / "source" / ENTER).exists():
-        raise UsageError(
-            f"{run} was submitted by a deploykit that had no `exec` and `shell`",
-            hint="the next run of its job can be entered",
-        )
-
-
-def rank_process(processes: list[RankProcess], run: str, rank: int) -> RankProcess:
-    """The process of a rank. Raises TryAgain where it does not run."""
-    known = {one.rank: one for one in require_processes(processes, run)}
-    if rank not in known:
-        from deploykit.observe import stacks  # plans need none of it
-
-        raise TryAgain(
-            f"rank {rank} of {run} is not running", hint=f"running: {stacks.label(list(known))}"
-        )
-    return known[rank]
-
-
-def require_processes(processes: list[RankProcess], run: str) -> list[RankProcess]:
-    """The same processes. Raises TryAgain where there are none."""
-    if not processes:
-        raise TryAgain(
-            f"no rank of {run} is running: none has started yet, or all have ended",
-            hint=f"`deploykit logs {run}` shows how far it is",
-        )
-    return processes
-
-
-def _py_spy() -> str | None:
-    """py-spy of this deploykit's environment, for nodes that see the same path."""
-    search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    return shutil.which("py-spy", path=search)
 
 
 def _installed() -> Iterator[Any]:

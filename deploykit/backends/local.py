@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Annotated
 
 from deploykit.backends import base as backend
+from deploykit.backends import ranks
 from deploykit.backends.base import Start
 from deploykit.bundle import archive as bundles
 from deploykit.cost import cap
@@ -92,8 +93,12 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
         python = environments.python(job.environment)
     yield from _check_python(_python(options))
     yield from backend.check_program(job, Path(python) if python else None)
-    yield from (Problem(*missing) for missing in backend.missing_data(job))
-    yield from (*backend.check_ranks(job), *backend.check_nsys(job))
+    yield from backend.missing_data(job)
+    yield from backend.check_ranks(job)
+    wants_nsys = (job.profile or "").startswith("nsys") and job.environment is None
+    if wants_nsys and shutil.which("nsys", path=job.env.get("PATH")) is None:
+        hint = "install Nsight Systems, or torch:20:25, which PyTorch's own profiler records"
+        yield Problem("profile", "nsys is not on PATH", hint)
     yield from _check_machine(job)
     for name in ("cpus_per_node", "memory"):
         if getattr(job.resources, name) is not None:
@@ -104,18 +109,18 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
 def _check_python(text: str) -> Iterator[Problem]:
     """Whether the trainer's Python is a program."""
     python, hint = Path(text), "the path that `command -v python3` prints"
+    if shutil.which(text) and (python.is_absolute() or len(python.parts) == 1):
+        return
     if python.is_absolute():
-        if not (python.is_file() and os.access(python, os.X_OK)):
-            message = f"{python} {'is not executable' if python.exists() else 'was not found'}"
-            yield Problem("local.python", message, hint)
+        message = f"{python} {'is not executable' if python.exists() else 'was not found'}"
     elif text.startswith("~"):
         message = f"{text}: the home folder of {python.parts[0]} was not found"
-        yield Problem("local.python", message, hint)
     elif len(python.parts) > 1:
         message = f"{python} is relative, and the job starts in a copy of the source"
-        yield Problem("local.python", message, f"an absolute path, such as {Path.cwd() / python}")
-    elif shutil.which(text) is None:
-        yield Problem("local.python", f"{text} is not on PATH", hint)
+        hint = f"an absolute path, such as {Path.cwd() / python}"
+    else:
+        message = f"{text} is not on PATH"
+    yield Problem("local.python", message, hint)
 
 
 def _check_machine(job: JobSpec) -> Iterator[Problem]:
@@ -158,6 +163,12 @@ def _script(job: JobSpec, options: Options, run: str, folder: Path) -> str:
     run_folder = environment.pop("DEPLOYKIT_RUN_DIR")
     nodes, seconds = job.resources.node_range, job.resources.time_limit
     sizes = f"--emulated-nodes --nodes={nodes} --time-limit={seconds}"
+    python = shlex.quote(_python(options))
+    prepared: list[str] = []
+    if job.environment is not None:
+        modules = environments.module_lines(job.environment.modules, "environment.modules")
+        prepared = [*modules, *environments.lines(job.environment)]
+        python = environments.PYTHON if job.environment.python is not None else python
     lines = [
         *("#!/bin/sh", f"# deploykit run {shlex.quote(run)}", ""),
         "# shellcheck disable=SC2016 # text in single quotes is literal",
@@ -165,25 +176,12 @@ def _script(job: JobSpec, options: Options, run: str, folder: Path) -> str:
         (paths.shipped("templates") / "local.sh").read_text(encoding="utf-8"),
         *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()),
         "",
-        *_environment_lines(job),
+        *prepared,
         "# one launcher per node; each adds its address, port and node rank to the command",
-        f"exec {_python_word(job, options)} {backend.LAUNCH} {sizes} \\",
+        f"exec {python} {backend.LAUNCH} {sizes} \\",
         f"    {shlex.join(backend.command(job))}",
     ]
     return "\n".join([*lines, ""])
-
-
-def _environment_lines(job: JobSpec) -> Iterator[str]:
-    """Lines that load modules and activate the environment."""
-    if job.environment is not None:
-        yield from environments.module_lines(job.environment.modules, "environment.modules")
-        yield from environments.lines(job.environment)
-
-
-def _python_word(job: JobSpec, options: Options) -> str:
-    """The Python that runs the trainer, as shell text."""
-    chosen = job.environment is not None and job.environment.python is not None
-    return environments.PYTHON if chosen else shlex.quote(_python(options))
 
 
 def _python(options: Options) -> str:
@@ -263,19 +261,18 @@ def dump(handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
     """Write the stacks of all ranks; see `base.Capabilities.dump`."""
     _require_this_machine(handle)
     processes = exit_records.processes(Path(handle.folder))
-    first = backend.require_processes(processes, handle.run)[0]
+    first = ranks.require_processes(processes, handle.run)[0]
     folders = (handle.folder, str(folder))
-    done = shell.run(backend.dump_command(first, "local", folders, native=native), timeout=_DUMP)
+    done = shell.run(ranks.dump_command(first, "local", folders, native=native), timeout=_DUMP)
     return [done.err.strip().rpartition("\n")[2]] if done.code else []
 
 
 def enter(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) -> Sequence[str]:  # noqa: ARG001 - the contract
     """Run a command beside a rank; see `base.Capabilities.enter`."""
     _require_this_machine(handle)
-    backend.require_enter(Path(handle.folder), handle.run)
     processes = exit_records.processes(Path(handle.folder))
-    process = backend.rank_process(processes, handle.run, rank)
-    return backend.enter_command(process, "local", handle.folder, command)
+    process = ranks.rank_process(processes, handle.run, rank)
+    return ranks.enter_command(process, "local", handle.folder, command)
 
 
 def examine(
@@ -323,7 +320,7 @@ def check_function(options: Options) -> Iterator[Problem]:  # noqa: ARG001 - the
 
 
 def _with_times(handle: Handle, status: Status) -> Status:
-    """The status with its start, when the shell claimed the run, and its end, where recorded."""
+    """The status with its start, when the shell claimed the run, and its end, if recorded."""
     folder = Path(handle.folder)
     started = None
     with contextlib.suppress(OSError):
@@ -335,34 +332,24 @@ def _with_times(handle: Handle, status: Status) -> Status:
 
 
 def _status(handle: Handle) -> Status:
+    """The status without its times, from the first of the files that decides."""
     folder = Path(handle.folder)
+    cancelled = (folder / "cancelled").exists()
     if handle.target != os.uname().nodename and not (folder / "exit_records").exists():
         reason = f"it was started on {handle.target}; run this command there"
         return Status(State.UNKNOWN, "", reason)
     if _alive(folder):
-        if (folder / "cancelled").exists():
-            return Status(State.STOPPING, "alive")
-        return Status(State.RUNNING, "alive", _stall(folder))
-    if (folder / "cancelled").exists():
+        reason = "" if cancelled else stacks.stall_reason(folder)
+        return Status(State.STOPPING if cancelled else State.RUNNING, "alive", reason)
+    if cancelled:
         return Status(State.CANCELLED, "ended", "cancelled by `deploykit cancel`")
-    return _ended(folder)
-
-
-def _stall(folder: Path) -> str:
-    """Why a run that is alive makes no progress; empty while it does."""
-    stalled = any(folder.glob("exit_records/stall-*.json"))
-    return stacks.stall_reason(folder) if stalled else ""
-
-
-def _ended(folder: Path) -> Status:
-    first = next(iter(exit_records.read(folder)), None)
     if (folder / "timed-out").exists():
         reason = "stopped at its time limit; raise resources.time_limit"
         return Status(State.FAILED, "timed out", reason, 124)
-    if first is None:
-        return _without_record(folder)
-    state = State.SUCCEEDED if first.exit_code == 0 else State.FAILED
-    return Status(state, "ended", first.reason, first.exit_code)
+    for first in exit_records.read(folder):
+        state = State.SUCCEEDED if first.exit_code == 0 else State.FAILED
+        return Status(state, "ended", first.reason, first.exit_code)
+    return _without_record(folder)
 
 
 def _without_record(folder: Path) -> Status:

@@ -36,7 +36,8 @@ _LAUNCHER_MODULES = {
     *("torch.distributed.launch", "torch.distributed.run"),
 }
 _WORTH_PARSING = re.compile(
-    rb"spawn|start_processes|notebook_launcher|launch\b|\.run\b|tcp://|torchrun|deepspeed"
+    rb"spawn|start_processes|notebook_launcher|tcp://"
+    rb"|\bsubprocess\b|\bos\.(?:system|exec)|\bfrom os import\b"
 )
 _LAUNCH_COMMAND = re.compile(
     r"(?<![\w./-])(torchrun|accelerate launch|deepspeed|torch\.distributed\.(?:launch|run)"

@@ -73,22 +73,16 @@ def test_a_cluster_that_answers_is_usable(cluster, capsys):
     assert (row["usable"], row["missing"], row["how"]) == (True, [], [])
 
 
-def test_without_region_and_credentials_both_are_missing(capsys, no_aws):
+def test_without_region_and_credentials_both_are_missing(capsys, no_aws, monkeypatch):
     row, _ = ask(capsys, "sagemaker")
     assert row["missing"] == ["no region", "no AWS credentials"]
-    assert row["how"] == [
-        "a job file may set sagemaker.region; for this check: export AWS_REGION=us-east-1",
-        "aws configure, aws sso login, AWS_PROFILE",
-    ]
-
-
-def test_an_unknown_profile_has_no_credentials(capsys, no_aws, monkeypatch):
+    region = "a job file may set sagemaker.region; for this check: export AWS_REGION=us-east-1"
+    assert row["how"] == [region, "aws configure, aws sso login, AWS_PROFILE"]
     monkeypatch.setenv("AWS_PROFILE", "nope")
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     row, _ = ask(capsys, "sagemaker")
-    assert row["missing"] == [
-        "no valid AWS credentials: The config profile (nope) could not be found"
-    ]
+    why = "no valid AWS credentials: The config profile (nope) could not be found"
+    assert row["missing"] == [why]
 
 
 def test_where_aws_cannot_be_reached_credentials_are_not_enough(capsys, no_aws, monkeypatch):
@@ -102,17 +96,13 @@ def test_where_aws_cannot_be_reached_credentials_are_not_enough(capsys, no_aws, 
 
 
 @pytest.mark.aws
-def test_credentials_that_aws_knows_are_usable_and_not_printed(aws, capsys, monkeypatch):
+def test_credentials_that_aws_knows_and_refuses(aws, enforced, capsys, monkeypatch):
+    """They are never printed."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     row, printed = ask(capsys, "sagemaker")
     assert (row["usable"], row["missing"]) == (True, [])
     assert SECRET not in printed
-
-
-@pytest.mark.aws
-def test_credentials_that_aws_refuses_are_not_usable(aws, enforced, capsys, monkeypatch):
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
     enforced()
     row, _ = ask(capsys, "sagemaker")
     assert not row["usable"]

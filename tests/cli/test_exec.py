@@ -12,7 +12,6 @@ import pytest
 
 from deploykit.backends import base as backend
 from deploykit.backends import local, sagemaker
-from deploykit.bundle import node_plane
 from deploykit.cli import main as cli
 from deploykit.job.model import Handle, State, Status
 from deploykit.lib.errors import TryAgain, UsageError
@@ -82,11 +81,6 @@ def record(folder, *ranks):
 def test_the_command_line_of_this_machine(tmp_path):
     record(tmp_path, 0, 1)
     handle = Handle("local", os.uname().nodename, "one", "one", str(tmp_path))
-    with pytest.raises(UsageError, match="one was submitted by a deploykit that had no `exec`"):
-        local.enter(handle, 0, ["ls"], terminal=False)
-    program = tmp_path / "source" / backend.ENTER
-    program.parent.mkdir(parents=True)
-    program.touch()
     assert local.enter(handle, 1, ["ls", "a b"], terminal=False) == [
         *("env", "DEPLOYKIT_BACKEND=local", "LD_LIBRARY_PATH=/lib", "/py thon"),
         *(f"{tmp_path}/source/{backend.LAUNCH}", "--enter", str(tmp_path), "1", "--", "ls", "a b"),
@@ -95,10 +89,6 @@ def test_the_command_line_of_this_machine(tmp_path):
         local.enter(handle, 7, (), terminal=True)
     assert caught.value.hint == "running: ranks 0-1"
     assert [one.rank for one in exit_records.processes(tmp_path)] == [0, 1]
-
-
-def test_the_program_that_enters_is_in_every_bundle():
-    assert backend.ENTER in node_plane.node_plane()
 
 
 def test_a_container_of_sagemaker_takes_only_a_person(tmp_path):
@@ -129,17 +119,11 @@ def test_a_container_of_sagemaker_takes_only_a_person(tmp_path):
     ],
 )
 def test_what_cannot_be_entered_says_why(live, capsys, words, code, told):
-    program = live.folder / "source" / backend.ENTER
-    program.parent.mkdir(parents=True)
-    program.touch()
     assert cli.main(words) == code
     assert told in capsys.readouterr().err
 
 
 def test_the_command_of_a_shell_as_json(live, capsys):
-    program = live.folder / "source" / backend.ENTER
-    program.parent.mkdir(parents=True)
-    program.touch()
     record(live.folder, 0)
     assert cli.main(["shell", "live-run", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

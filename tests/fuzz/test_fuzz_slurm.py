@@ -78,13 +78,6 @@ def test_a_malformed_priority_is_ignored(priority):
     )
 
 
-@pytest.mark.slow
-def test_arrays_are_expanded_to_a_million_tasks_in_total():
-    """Regression: one line could expand to 10^11 jobs."""
-    text = SQUEUE.splitlines()[1].replace("5-7,9", "0-999998")
-    assert sum(1 for _ in states.parse_squeue(f"{text}\n{text}\n")) == arrays.MAX_TASKS
-
-
 @given(text=spoiled(PENDING) | soup("|", "\n", "7", "main"))
 def test_the_list_of_pending_jobs_is_parsed(text):
     row = states.Row("7", "one", "PENDING", partition="main", priority=5)

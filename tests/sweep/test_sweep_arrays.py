@@ -75,14 +75,14 @@ class Killed(BaseException):
 
 def test_an_array_whose_submit_was_interrupted_is_found(job, write, sweep, monkeypatch):
     write(trials=3, parallel=2)
-    queue = sbatch.queue
+    queue = sbatch._queue
 
     def killed(*args, **keys):
         queue(*args, **keys)
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(sbatch, "queue", killed)
+        patch.setattr(sbatch, "_queue", killed)
         with pytest.raises(Killed):
             sweep("start", "--sweep", "s")
     assert not (paths.state() / "sweeps/s/arrays/0/job").exists()

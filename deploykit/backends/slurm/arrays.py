@@ -44,18 +44,13 @@ def task_ids(job: str) -> Iterator[str]:
     An array of more than `MAX_TASKS` tasks is not expanded.
     """
     match = re.fullmatch(r"(\d+)_\[([\d,-]+)(?:%\d+)?\]", job)
-    spans = [_span(part) for part in match[2].split(",")] if match else []
+    pairs = re.findall(r"(?<![\d-])(\d{1,9})(?:-(\d{1,9}))?(?![\d-])", match[2]) if match else []
+    spans = [range(int(first), int(last or first) + 1) for first, last in pairs]
     if match is None or sum(map(len, spans)) > MAX_TASKS:
         yield job
         return
     for span in spans:
         yield from (f"{match[1]}_{number}" for number in span)
-
-
-def _span(text: str) -> range:
-    """``5-7`` as 5, 6 and 7; empty for text of another form."""
-    match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text)
-    return range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
 
 
 def task_handles(array: Handle, count: int) -> list[Handle]:
@@ -95,7 +90,7 @@ def combined_status(statuses: Sequence[Status]) -> Status:
 
 
 def text_of(path: Path | str) -> str | None:
-    """The text of a record without its line end; None where there is none."""
+    """The text of a record without its line end; None if it does not exist."""
     try:
         with open(path) as file:  # noqa: PTH123 - as text
             return file.read().strip()
@@ -110,15 +105,11 @@ def tasks(handle: Handle) -> int | None:
 
 
 def job_id(folder: Path) -> str | None:
-    """The id that sbatch gave the job; None where no job was submitted from this machine.
-
-    That of a run that is a task of an array is such as ``38_5``.
-    """
+    """The id that sbatch gave the job, ``38_5`` for a task of an array; None if it gave none."""
     job = text_of(folder / "job")
     if not job and (task := task_of(folder)):
-        array, number = task
-        array_job = text_of(array / "job")
-        return f"{array_job}_{number}" if array_job else None
+        array_job = text_of(task[0] / "job")
+        return f"{array_job}_{task[1]}" if array_job else None
     return job
 
 

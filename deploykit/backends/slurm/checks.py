@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
 from deploykit.backends import base as backend
-from deploykit.backends.slurm import arrays, site
+from deploykit.backends.slurm import arrays
 from deploykit.backends.slurm.options import Options
 from deploykit.job import environments
 from deploykit.job.model import JobSpec, Problem
@@ -61,21 +61,17 @@ _REQUIRE_VALUE = (
 https://slurm.schedmd.com/sbatch.html
 """
 
-_BASH_VARIABLES = frozenset(
-    {
-        *("BASHOPTS", "BASHPID", "BASH_ARGV0", "BASH_COMMAND", "BASH_SUBSHELL", "BASH_VERSINFO"),
-        *("DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "EUID", "FUNCNAME", "GROUPS"),
-        *("HISTCMD", "LINENO", "PPID", "RANDOM", "SECONDS", "SHELLOPTS"),
-        *("SHLVL", "SRANDOM", "UID", "_"),
-    }
-)
+_BASH_VARIABLES = {
+    *("BASHOPTS", "BASHPID", "BASH_ARGV0", "BASH_COMMAND", "BASH_SUBSHELL", "BASH_VERSINFO"),
+    *("DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "EUID", "FUNCNAME", "GROUPS", "HISTCMD"),
+    *("LINENO", "PPID", "RANDOM", "SECONDS", "SHELLOPTS", "SHLVL", "SRANDOM", "UID", "_"),
+}
 """Variables whose values bash sets itself, whatever a script exports."""
 
 
 _SHOW_STATE_FOLDER = "echo ~/.local/state/deploykit"
 _MIN_MEMORY = 1024**2
-_REPLACED = re.compile(r"[%\\]")
-"""Characters that Slurm replaces in a path."""
+_CONTROL = r"[\x00-\x1f\x7f-\x9f]"
 
 
 def bills(options: Options) -> bool:
@@ -91,14 +87,25 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     yield from backend.check_ranks(job)
     yield from _check_values(options)
     yield from _check_extra(job, options)
-    yield from _check_dependencies(options)
+    for run in options.after:
+        if arrays.job_id(paths.run_folder(run)) is None:
+            message = "no run with this id was submitted to Slurm from this machine"
+            yield Problem(f"slurm.after.{run}", message, "`deploykit list` shows the runs")
     yield from _check_container(job, options)
     yield from _check_array(job, options)
     yield from _check_environment(job, options)
-    yield from _check_numbers(job, options)
+    limit, notice = job.resources.time_limit, options.signal_seconds
+    if notice is not None and notice >= limit:
+        message = f"{notice} s is not less than the time limit of {limit} s"
+        hint = "lower it, or raise resources.time_limit"
+        yield Problem("slurm.signal_seconds", message, hint)
+    if job.resources.memory is not None and job.resources.memory < _MIN_MEMORY:
+        yield Problem("resources.memory", "must be at least 1MiB on Slurm")
     for name in sorted(_BASH_VARIABLES.intersection(job.env)):
         yield Problem(f"env.{name}", "bash sets this variable itself", "choose another name")
     if options.site is not None:
+        from deploykit.backends.slurm import site  # few jobs name a profile
+
         try:
             yield from site.problems(job, options, site.load(options.site))
         except NotFound as error:
@@ -115,7 +122,7 @@ def check_function(options: Options) -> Iterator[Problem]:
 
 def _check_home(options: Options) -> Iterator[Problem]:
     home, name = str(options.home), "slurm.folder" if options.host else "DEPLOYKIT_HOME"
-    if _has_control_character(home) or _REPLACED.search(home):
+    if re.search(rf"{_CONTROL}|[%\\]", home):  # Slurm replaces these in a path
         yield Problem(
             "slurm.folder" if options.host else "",
             f"deploykit's folder {home!r} contains a control character, % or \\, which Slurm does "
@@ -147,7 +154,7 @@ def _check_locations(job: JobSpec, options: Options) -> Iterator[Problem]:
         )
     if options.host is None:
         for missing in backend.missing_data(job):
-            yield Problem(*missing, severity="warning")
+            yield missing._replace(severity="warning")
         return
     for path, location in backend.locations(job).items():
         if Path(location).is_relative_to(job.source):
@@ -174,7 +181,7 @@ def _check_python(job: JobSpec, options: Options) -> Iterator[Problem]:
 def _check_values(options: Options) -> Iterator[Problem]:
     """Values that are empty, or that would break out of their #SBATCH line."""
     for path, value in _texts(options):
-        if _has_control_character(value):
+        if re.search(_CONTROL, value):
             yield Problem(
                 path,
                 f"{value!r} contains a line break or another control character, and would break "
@@ -189,8 +196,8 @@ def _check_values(options: Options) -> Iterator[Problem]:
             yield Problem(f"slurm.{name}", message, "node[01-02]")
     for number, line in enumerate(options.setup):
         if "\r" in line:
-            path = f"slurm.setup[{number}]"
-            yield Problem(path, "contains a carriage return", "use Unix line endings")
+            message = "contains a carriage return"
+            yield Problem(f"slurm.setup[{number}]", message, "use Unix line endings")
     if (options.python or "").startswith("-"):
         yield Problem("slurm.python", "starts with a hyphen, like an option of srun")
 
@@ -217,30 +224,18 @@ def _check_extra(job: JobSpec, options: Options) -> Iterator[Problem]:
         reserved["dependency"] = "`slurm.after`"
     for name, value in options.extra.items():
         path = f"slurm.extra.{name}"
-        if not value and (option := _option(name, _REQUIRE_VALUE)):
-            message = f"sbatch's --{option} requires a value"
+        # sbatch accepts abbreviations
+        requiring = [option for option in _REQUIRE_VALUE if option.startswith(name)]
+        if requiring and not value:
+            message = f"sbatch's --{requiring[0]} requires a value"
             yield Problem(path, message, "add a value, or remove the option")
-        option = name if name in reserved else _option(name, reserved)
-        if option is not None:
+        taken = [option for option in reserved if option.startswith(name)]
+        if taken:
+            option = name if name in reserved else taken[0]
             instead = reserved[option]
             message = f"sbatch's --{option} cannot be set in slurm.extra"
             hint = "remove it" if instead == _NOT_SUPPORTED else f"use {instead}"
             yield Problem(path, message, hint)
-
-
-def _option(prefix: str, options: Iterable[str]) -> str | None:
-    """The first option that starts with `prefix`, as sbatch accepts abbreviations."""
-    return next((option for option in options if option.startswith(prefix)), None)
-
-
-def _check_dependencies(options: Options) -> Iterator[Problem]:
-    for run in options.after:
-        if arrays.job_id(paths.run_folder(run)) is None:
-            yield Problem(
-                f"slurm.after.{run}",
-                "no run with this id was submitted to Slurm from this machine",
-                "`deploykit list` shows the runs",
-            )
 
 
 def _check_array(job: JobSpec, options: Options) -> Iterator[Problem]:
@@ -274,21 +269,6 @@ def _check_container(job: JobSpec, options: Options) -> Iterator[Problem]:
         if re.search("[,:]", location) and not is_address(location):
             message = f"{location} cannot be mounted in a container: it contains a comma or a colon"
             yield Problem(path, message, "choose another folder")
-
-
-def _check_numbers(job: JobSpec, options: Options) -> Iterator[Problem]:
-    limit, notice = job.resources.time_limit, options.signal_seconds
-    if notice is not None and notice >= limit:
-        message = f"{notice} s is not less than the time limit of {limit} s"
-        hint = "lower it, or raise resources.time_limit"
-        yield Problem("slurm.signal_seconds", message, hint)
-    memory = job.resources.memory
-    if memory is not None and memory < _MIN_MEMORY:
-        yield Problem("resources.memory", "must be at least 1MiB on Slurm")
-
-
-def _has_control_character(text: str) -> bool:
-    return re.search(r"[\x00-\x1f\x7f-\x9f]", text) is not None
 
 
 def _check_environment(job: JobSpec, options: Options) -> Iterator[Problem]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from deploykit.backends.slurm import arrays, remote
+from deploykit.backends.slurm.options import Options
 from deploykit.lib import shell
 from deploykit.lib.errors import BackendUnavailable, DeploykitError, SubmitRefused, TryAgain
 
@@ -65,7 +66,7 @@ def output(argv: Sequence[str], host: str | None = None) -> str:
     Raises BackendUnavailable when the command fails for another reason.
     """
     result = run(argv, host)
-    if result.code == 0 or names_unknown_job(result.err):
+    if result.code == 0 or UNKNOWN_JOB in result.err:
         return result.out
     message = f"{argv[0]}: {in_one_line(result.err)}"
     raise BackendUnavailable(message, hint=UNREACHABLE_HINT)
@@ -95,6 +96,21 @@ def unreachable() -> str | None:
             complaint = result.err or result.out.partition("\n")[0]
             return f"{argv[0]}: {in_one_line(complaint).rpartition('; ')[2]}"
     return None
+
+
+def missing(absent: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """What is missing to submit from this machine; see `base.Capabilities.missing`."""
+    over_ssh = "or submit over ssh from here: slurm.host and slurm.folder in the job file"
+    if absent:
+        yield from ((name, f"run deploykit on a login node, {over_ssh}") for name in absent)
+    elif complaint := unreachable():
+        yield complaint, f"ask the site whether the cluster is up, {over_ssh}"
+
+
+def node_names(options: Options) -> Collection[str]:
+    """The names of all nodes of the cluster."""
+    argv = ["sinfo", "--all", "--noheader", "--Node", "--format=%N"]
+    return set(output(argv, options.host).split())
 
 
 def query_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -159,18 +175,14 @@ _UNREACHABLE = (
 )
 _UNCERTAIN = ("socket timed out", "zero bytes were transmitted", "timed out", "connection reset")
 _BUSY = ("temporarily unable", "try again", "resource temporarily unavailable")
-_UNKNOWN_JOB = "Invalid job id specified"
+UNKNOWN_JOB = "Invalid job id specified"
+"""The complaint of a command about a job that Slurm has no record of."""
 
 
 def in_one_line(err: str) -> str:
     """The error text of a command in one line, without the command's name."""
     lines = [re.sub(r"^\w+: (error: |fatal: )?", "", line) for line in err.strip().splitlines()]
     return "; ".join(line.strip() for line in lines if line.strip()) or "no reason given"
-
-
-def names_unknown_job(err: str) -> bool:
-    """Whether a command failed because Slurm has no record of the job."""
-    return _UNKNOWN_JOB in err
 
 
 def error_for(text: str) -> DeploykitError:
@@ -185,5 +197,5 @@ def error_for(text: str) -> DeploykitError:
 
 
 def is_uncertain(text: str) -> bool:
-    """Whether the controller may have queued the job although sbatch failed."""
+    """Whether the controller may have queued the job although sbatch failed with this text."""
     return any(part in text.lower() for part in _UNCERTAIN)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from deploykit.backends.slurm import remote, script
 from deploykit.backends.slurm import site as sites
@@ -26,8 +26,7 @@ _OLDEST_PYTHON = (3, 10)
 _VERSION = "import sys; print(*sys.version_info[:2])"
 
 
-@dataclass(frozen=True)
-class RunsFolder:
+class RunsFolder(NamedTuple):
     """The folder of all runs and the type of its file system."""
 
     path: str
@@ -43,27 +42,25 @@ class RunsFolder:
         return self.single_host or self.filesystem.startswith(_SHARED)
 
 
-@dataclass(frozen=True)
-class LoginNode:
-    """Facts of a login node, and of the folder for runs there."""
+class _LoginNode(NamedTuple):
+    """What a login node says of itself, a line each; the mounts take the rest."""
 
-    host: str
     name: str
     """Its own host name."""
     folder: str
     """The folder for runs, without links."""
     writable: str
     """The folder, or the first one above that exists, if this user can write there; else empty."""
-    mounts: str
-    """Its /proc/self/mounts."""
-    missing: tuple[str, ...]
+    missing: str
     """Programs that are not on PATH."""
     python: str
     """``3 11``; empty where the job's Python cannot be run there."""
+    mounts: str
+    """Its /proc/self/mounts."""
 
 
 def examine(
-    job: JobSpec, options: Options, saved: Path | None, save: Path | None
+    job: JobSpec, options: Options, *, saved: Path | None, save: Path | None
 ) -> Iterator[Finding]:
     """Findings about the cluster of this machine or of a login node, or a saved profile of one."""
     runs = None
@@ -76,13 +73,14 @@ def examine(
         alone = sites.hosts() <= {os.uname().nodename.split(".")[0]}
         runs = RunsFolder(str(paths.state()), filesystem, alone)
     else:
-        node = inspect_login_node(options)
-        yield from login_node_findings(node, job, options)
+        node = _inspect_login_node(options.host, options)
+        yield from _login_node_findings(node, job, options)
         if "scontrol" in node.missing:
             return
         site = sites.read(options.host)
         alone = sites.hosts(options.host) <= {node.name.split(".")[0]}
-        runs = RunsFolder(node.folder, _filesystem(node.folder, node.mounts), alone, node.host)
+        filesystem = _filesystem(node.folder, node.mounts)
+        runs = RunsFolder(node.folder, filesystem, alone, options.host)
     if save:
         sites.save(site, save / _FACTS)
     problems = sites.problems(job, options, site)
@@ -166,12 +164,12 @@ def _notes(site: Site, partition: Partition | None) -> Iterator[Finding]:
         )
 
 
-def inspect_login_node(options: Options) -> LoginNode:
+def _inspect_login_node(host: str, options: Options) -> _LoginNode:
     """Query the login node in one call; changes nothing there.
 
-    Raises BackendUnavailable where it cannot be reached or does not answer as expected.
+    Raises BackendUnavailable if it cannot be reached or does not answer as expected.
     """
-    host, folder = options.host or "", shlex.quote(options.folder or "")
+    folder = shlex.quote(options.folder or "")
     python = script.default_python(options)
     questions = (
         f"uname -n; readlink -m {folder}; d={folder}; "
@@ -181,45 +179,41 @@ def inspect_login_node(options: Options) -> LoginNode:
     )
     code, out, err = remote.run(host, questions)
     lines = out.decode(errors="replace").split("\n", 5)
-    if code or len(lines) < 6:  # noqa: PLR2004 - the lines of the script
+    if code or len(lines) < len(_LoginNode._fields):
         raise BackendUnavailable(f"{host}: {err.strip() or 'it printed no facts'}")
-    name, real, writable, missing, version, mounts = lines
-    return LoginNode(host, name, real, writable, mounts, tuple(missing.split()), version.strip())
+    return _LoginNode(*lines)
 
 
-def login_node_findings(node: LoginNode, job: JobSpec, options: Options) -> Iterator[Finding]:
+def _login_node_findings(node: _LoginNode, job: JobSpec, options: Options) -> Iterator[Finding]:
     """What would stop a submit there. Pure."""
-    if node.missing:
+    if programs := node.missing.split():
         yield Finding(
             "login_node_programs",
             "error",
-            f"required programs are missing on {node.host}",
-            (f"not on PATH: {', '.join(node.missing)}",),
+            f"required programs are missing on {options.host}",
+            (f"not on PATH: {', '.join(programs)}",),
             Fix("choose another login node as slurm.host, or load them in its shell's start-up"),
         )
     if not node.writable:
         yield Finding(
             "login_node_folder",
             "error",
-            f"you cannot write to the folder for runs on {node.host}",
+            f"you cannot write to the folder for runs on {options.host}",
             (f"{options.folder} is {node.folder}",),
             Fix("choose another", settings={"slurm.folder": "/a/shared/folder/of/yours"}),
         )
-    if not (job.environment or options.container or options.setup or options.modules):
-        yield from _python_findings(node, options)
-
-
-def _python_findings(node: LoginNode, options: Options) -> Iterator[Finding]:
-    """About the job's Python, where nothing else provides it on the nodes."""
+    provided = job.environment or options.container or options.setup or options.modules
     version = tuple(int(part) for part in node.python.split() if part.isdecimal())
-    if version >= _OLDEST_PYTHON:
-        return
-    python = options.python or "python3"
-    state = f"is Python {'.'.join(map(str, version))}" if version else "cannot be run"
-    yield Finding(
-        "login_node_python",
-        "warning",
-        f"{python} {state} on {node.host}; the nodes need Python 3.10 or later with PyTorch",
-        (f"{python}: {node.python or 'no answer'}",),
-        Fix("set the environment of the job", settings={"slurm.python": "/shared/venv/bin/python"}),
-    )
+    if not provided and version < _OLDEST_PYTHON:
+        python = options.python or "python3"
+        state = f"is Python {'.'.join(map(str, version))}" if version else "cannot be run"
+        yield Finding(
+            "login_node_python",
+            "warning",
+            f"{python} {state} on {options.host}; the nodes need Python 3.10 or later with PyTorch",
+            (f"{python}: {node.python.strip() or 'no answer'}",),
+            Fix(
+                "set the environment of the job",
+                settings={"slurm.python": "/shared/venv/bin/python"},
+            ),
+        )

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from deploykit.backends import base
+from deploykit.backends import ranks
 from deploykit.backends.slurm import arrays, commands, remote, states
 from deploykit.backends.slurm.states import Row
 from deploykit.job.model import Handle, LogLine, State, Status
@@ -54,10 +54,10 @@ def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
 
 
 def _array_status(array: Handle, statuses: Sequence[Status]) -> Status:
-    if any(status.native in {_NO_RECORD, _EXIT_RECORD} for status in statuses):
-        problem = commands.wrong_cluster(Path(array.folder), _host(array))
-        if problem is not None:
-            return Status(State.UNKNOWN, "", problem)
+    if any(status.native in {_NO_RECORD, _EXIT_RECORD} for status in statuses) and (
+        problem := commands.wrong_cluster(Path(array.folder), _host(array))
+    ):
+        return Status(State.UNKNOWN, "", problem)
     return arrays.combined_status(statuses)
 
 
@@ -116,43 +116,34 @@ def _fetching_logs(handle: Handle, ended: Callable[[], bool]) -> Callable[[], bo
 
 
 def cancel(handle: Handle) -> None:
-    """Cancel the job if its name is the run's: Slurm may have given the id to another job.
-
-    A job that Slurm has no record of is ignored. Raises NotPermitted or TryAgain.
-    """
-    if "_" in handle.id:
-        cancel_all([handle])
-    else:
-        _scancel([f"--name={handle.run}", handle.id], handle)
+    """Cancel a job; see `cancel_all`."""
+    cancel_all([handle])
 
 
 def cancel_all(handles: Sequence[Handle]) -> None:
-    """Cancel many jobs, tasks of the same array with one command. Raises as `cancel`.
+    """Cancel jobs whose name is the run's: Slurm may have given the id to another job.
 
-    The name of a task is looked up first: with ``--name`` and the id of a task that waits, scancel
-    cancels all tasks of its array that do (22.05).
+    The name of an array's task is looked up first: with ``--name`` and the id of a task that waits,
+    scancel cancels all tasks of its array that do (22.05). A job that Slurm has no record of is
+    ignored. Raises NotPermitted or TryAgain.
     """
     tasks: dict[str, list[Handle]] = defaultdict(list)
     for handle in handles:
-        array, task, _ = handle.id.partition("_")
-        if task:
-            tasks[array].append(handle)
+        if "_" in handle.id:
+            tasks[handle.id.partition("_")[0]].append(handle)
         else:
-            cancel(handle)
+            _scancel([f"--name={handle.run}", handle.id], handle)
     for array, group in tasks.items():
-        row_by_job = {row.id: row for row in _squeue((), _host(group[0]))}
-        numbers = [
-            task.id.partition("_")[2]
-            for task in group
-            if task.id in row_by_job and _is_of(task.run, row_by_job[task.id])
-        ]
+        rows = {row.id: row for row in _squeue((), _host(group[0]))}
+        own = [task.id for task in group if task.id in rows and _is_of(task.run, rows[task.id])]
+        numbers = [job.partition("_")[2] for job in own]
         if numbers:
             _scancel([f"{array}_[{','.join(numbers)}]"], group[0])
 
 
 def _scancel(words: Sequence[str], handle: Handle) -> None:
     result = commands.run(["scancel", *words], _host(handle))
-    if result.code == 0 or commands.names_unknown_job(result.err):
+    if result.code == 0 or commands.UNKNOWN_JOB in result.err:
         return
     complaint = commands.in_one_line(result.err)
     if "denied" in result.err or "not permitted" in result.err:
@@ -166,16 +157,17 @@ def _rows(handle_by_job: Mapping[str, Handle], host: str | None) -> dict[str, Ro
     arrays_by_id: dict[str, Row] = {}
     for query in (_squeue, _scontrol, _sacct):
         missing = {job: run.run for job, run in handle_by_job.items() if job not in row_by_job}
-        if missing:
-            rows = list(query(list(missing), host))
-            row_by_job |= {row.id: row for row in rows if _is_of(missing.get(row.id), row)}
-            arrays_by_id |= {row.id.partition("_")[0]: row for row in rows if "_" in row.id}
+        rows = list(query(list(missing), host)) if missing else []
+        row_by_job |= {row.id: row for row in rows if _is_of(missing.get(row.id), row)}
+        arrays_by_id |= {row.id.partition("_")[0]: row for row in rows if "_" in row.id}
     for job, handle in handle_by_job.items():
         array = arrays_by_id.get(job.partition("_")[0])
         if job in row_by_job or array is None or "_" not in job:
             continue
         # Slurm drops a task that was cancelled while it waited, and keeps the others
-        if _is_of(handle.run, array) and not _has_begun(Path(handle.folder)):
+        folder = Path(handle.folder)
+        begun = os.path.lexists(folder / "claim") or exit_records.read(folder)
+        if _is_of(handle.run, array) and not begun:
             row_by_job[job] = Row(job, array.name, "CANCELLED")
     return row_by_job
 
@@ -185,10 +177,6 @@ def _is_of(run: str | None, row: Row) -> bool:
     if run is None:
         return False
     return run == row.name or ("_" in row.id and run.startswith(f"{row.name}-"))
-
-
-def _has_begun(folder: Path) -> bool:
-    return os.path.lexists(folder / "claim") or bool(exit_records.read(folder))
 
 
 def _squeue(_: Sequence[str], host: str | None) -> Iterable[Row]:
@@ -207,23 +195,21 @@ def _sacct(ids: Sequence[str], host: str | None) -> Iterable[Row]:
 
 def _add_queue_positions(rows: dict[str, Row], host: str | None) -> dict[str, Row]:
     """The rows; those of pending jobs with their position in the queue."""
-    if not any(map(states.has_position, rows.values())):
+    waiting = {job: row for job, row in rows.items() if states.has_position(row)}
+    if not waiting:
         return rows
     period = int(time.monotonic() / _QUEUE_MAX_AGE)
     pending = _pending(period, host, os.environ.get("SLURM_CONF"))
-    return {
+    return rows | {
         job: row._replace(queue_position=states.describe_position(row, pending))
-        if states.has_position(row)
-        else row
-        for job, row in rows.items()
+        for job, row in waiting.items()
     }
 
 
 @functools.lru_cache(1)
 def _pending(_period: int, host: str | None, _conf: str | None) -> states.Queue:
     """The pending jobs of all users; the arguments are the key of the cache."""
-    output = commands.output(states.pending_argv(), host)
-    return states.Queue(states.parse_pending(output))
+    return states.Queue(states.parse_pending(commands.output(states.pending_argv(), host)))
 
 
 def _status(job: Handle, row: Row | None, problem: str | None) -> Status:
@@ -271,29 +257,25 @@ def _restarts(folder: Path, state: State) -> list[str]:
 
 
 def _with_exit_record(folder: Path, status: Status) -> Status:
-    """A failed status with the trainer's exit code and the launcher's reason."""
-    if status.state is not State.FAILED:
+    """A failed status with the trainer's exit code and the launcher's reason.
+
+    The job is a success if all ranks had exited with 0 before Slurm ended it.
+    """
+    records = _last_exit_records(folder) if status.state is State.FAILED else []
+    if not records:
         return status
-    end = _last_exit_record(folder)
-    if end is None:
-        return status
+    end = records[0]
     if end.exit_code == 0:
-        return _succeeded_before(folder, end, status)
+        if exit_records.processes(folder):
+            return status  # ranks of a node without a record
+        last = max(record.finished for record in records).replace(microsecond=0)
+        if status.finished is not None and last > status.finished:
+            return status  # a signal of Slurm's may have ended them
+        reason = f"{end.reason}, and Slurm ended the job afterwards ({status.native})"
+        return status._replace(state=State.SUCCEEDED, exit_code=0, reason=reason)
     if status.native == "FAILED" or end.exit_code == exit_records.STOPPED:
         return status._replace(exit_code=end.exit_code, reason=end.reason)
     return status
-
-
-def _succeeded_before(folder: Path, end: exit_records.ExitRecord, status: Status) -> Status:
-    """The status, which is a success if all ranks had exited with 0 before Slurm ended the job."""
-    if exit_records.processes(folder):
-        return status  # ranks of a node without a record
-    records = exit_records.read(folder)
-    ends = (record.finished for record in records if record.attempt == end.attempt)
-    if status.finished is not None and max(ends).replace(microsecond=0) > status.finished:
-        return status  # a signal of Slurm's may have ended them
-    reason = f"{end.reason}, and Slurm ended the job afterwards ({status.native})"
-    return status._replace(state=State.SUCCEEDED, exit_code=0, reason=reason)
 
 
 def _without_record(job: Handle, status: Status) -> Status:
@@ -306,8 +288,8 @@ def _without_record(job: Handle, status: Status) -> Status:
             remote.fetch_logs(remote_folder, run)
     if refusal := logfiles.refusal(run / "logs" / (f"slurm-{task}.log" if task else "slurm.log")):
         return status._replace(exit_code=_REFUSED, reason=refusal)
-    reason = "all its processes were killed before any of them recorded a reason"
-    return status._replace(reason=reason)
+    killed = "all its processes were killed before any of them recorded a reason"
+    return status._replace(reason=killed)
 
 
 def _recorded_status(job: Handle, problem: str | None) -> Status:
@@ -316,22 +298,23 @@ def _recorded_status(job: Handle, problem: str | None) -> Status:
     problem = problem or commands.wrong_cluster(folder, _host(job))
     if problem is not None:
         return Status(State.UNKNOWN, "", problem)
-    end = _last_exit_record(folder)
-    if end is None:
+    records = _last_exit_records(folder)
+    if not records:
         reason = (
             "Slurm has no record of the job, and no exit record was written: "
             "it was cancelled, killed or never started"
         )
         return Status(State.FAILED, _NO_RECORD, reason)
+    end = records[0]
     state = State.SUCCEEDED if end.exit_code == 0 else State.FAILED
     return Status(state, _EXIT_RECORD, end.reason, end.exit_code, finished=end.finished)
 
 
-def _last_exit_record(folder: Path) -> exit_records.ExitRecord | None:
-    """The record of the last attempt: the first failure, else the first node that finished."""
-    ends = exit_records.read(folder)
-    last = max((end.attempt for end in ends), default=0)
-    return next((end for end in ends if end.attempt == last), None)
+def _last_exit_records(folder: Path) -> list[exit_records.ExitRecord]:
+    """The records of the last attempt: failures first, then by the time of their end."""
+    records = exit_records.read(folder)
+    last = max((record.attempt for record in records), default=0)
+    return [record for record in records if record.attempt == last]
 
 
 def _ended(handle: Handle) -> Callable[[], bool]:
@@ -370,15 +353,15 @@ def dump(handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
             hint=f"log in to the task's node and run `py-spy dump --pid PID` ({handle.id}_TASK)",
         )
     processes = exit_records.processes(Path(handle.folder))
-    base.require_processes(processes, handle.run)
+    ranks.require_processes(processes, handle.run)
     remote_folder = remote.recorded_folder(Path(handle.folder))
     run_folder = remote_folder.folder if remote_folder else handle.folder
     kept = f"{run_folder}/{stacks.FOLDER}/{folder.name}"
     hosts = sorted({process.host for process in processes})
     argv = [
-        *step_argv(step_id(handle), hosts),
+        *step_argv(handle, hosts),
         *("--input=none", "--ntasks-per-node=1", "--kill-on-bad-exit=0"),
-        *base.dump_command(processes[0], "slurm", (run_folder, kept), native=native),
+        *ranks.dump_command(processes[0], "slurm", (run_folder, kept), native=native),
     ]
     if remote_folder is None:
         code, _, err = shell.run([*commands.clean_environment(""), *argv], timeout=_DUMP_TIMEOUT)
@@ -400,43 +383,29 @@ def enter(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) 
             hint=f"srun --overlap --pty --jobid={handle.id}_TASK bash",
         )
     folder = Path(handle.folder)
-    process = base.rank_process(exit_records.processes(folder), handle.run, rank)
+    process = ranks.rank_process(exit_records.processes(folder), handle.run, rank)
     remote_folder = remote.recorded_folder(folder)
-    if remote_folder is None:
-        base.require_enter(folder, handle.run)
     argv = [
-        *step_argv(step_id(handle), [process.host]),
+        *step_argv(handle, [process.host]),
         *(["--pty"] if terminal else []),
-        *base.enter_command(
+        *ranks.enter_command(
             process, "slurm", remote_folder.folder if remote_folder else str(folder), command
         ),
     ]
     if remote_folder is None:
         return [*commands.clean_environment(""), *argv]
-    program = shlex.quote(f"{remote_folder.folder}/source/{base.ENTER}")
-    missing = shlex.quote("deploykit: the bundle of this run cannot be entered")
-    script = f"[ -e {program} ] || {{ echo {missing} >&2; exit 69; }}; exec {shlex.join(argv)}"
-    return remote.attached(remote_folder.host, script, terminal=terminal)
+    return remote.attached(remote_folder.host, f"exec {shlex.join(argv)}", terminal=terminal)
 
 
-def step_argv(job: str, hosts: Sequence[str]) -> list[str]:
+def step_argv(handle: Handle, hosts: Sequence[str]) -> list[str]:
     """The beginning of a step with one task on each host, beside the steps that run there.
 
-    https://slurm.schedmd.com/srun.html#OPT_overlap
+    https://slurm.schedmd.com/srun.html#OPT_overlap. Raises BackendUnavailable.
     """
-    count = len(hosts)
+    job, count = handle.id, len(hosts)
+    if "_" in job:  # srun does not accept the id of an array's task
+        job = commands.output(["squeue", "--noheader", f"--jobs={job}", "--format=%A"]).strip()
     return [
-        *("srun", f"--jobid={job}", "--overlap", "--quiet"),
+        *("srun", f"--jobid={job or handle.id}", "--overlap", "--quiet"),
         *(f"--nodes={count}", f"--ntasks={count}", f"--nodelist={','.join(hosts)}"),
     ]
-
-
-def step_id(handle: Handle) -> str:
-    """The id of a run's job for srun, which does not accept tasks such as ``38_5``.
-
-    Raises BackendUnavailable.
-    """
-    if "_" not in handle.id:
-        return handle.id
-    argv = ["squeue", "--noheader", f"--jobs={handle.id}", "--format=%A"]
-    return commands.output(argv).strip() or handle.id

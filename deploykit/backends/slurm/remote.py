@@ -22,8 +22,8 @@ import time
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from deploykit.backends import base as backend
 from deploykit.bundle import archive as bundles
@@ -61,7 +61,7 @@ _LOGIN_DENIED = re.compile(r"Permission denied \(|Host key verification failed")
 
 _LOGGED_IN = "Authenticated to "
 _VERBOSE_ONLY = (_LOGGED_IN, "Transferred: sent ", "Bytes per second: sent ")
-"""Lines that ssh prints only in verbose mode; they are not shown to users."""
+"""Lines that ssh prints only in verbose mode."""
 
 _MAX_SOCKET_FOLDER = 107 - len("/") - 40 - 17
 """Longest path of the folder for sockets, in characters. A Unix socket's path has at most 107: the
@@ -104,9 +104,10 @@ def run(host: str, script: str, data: bytes | None = None) -> tuple[int, bytes, 
         time.sleep(pause)
     hint = f"try `{shell.command('ssh', '--', host, 'true')}`, then the same command again"
     if _LOGIN_DENIED.search(err):
+        socket = [option for option in connection_options(host) if "ControlPath" in option]
         hint = (
             "if the login asks for a password or a second factor, open one connection by hand, "
-            f"which deploykit then uses: {shell.command(*_master(host))}"
+            f"which deploykit then uses: {shell.command('ssh', '-fNM', *socket, '--', host)}"
         )
     raise BackendUnavailable(f"ssh {host}: {shown.strip() or 'the connection was lost'}", hint=hint)
 
@@ -114,8 +115,8 @@ def run(host: str, script: str, data: bytes | None = None) -> tuple[int, bytes, 
 def argv(host: str, script: str) -> list[str]:
     """The verbose ssh command for a script of sh, which any login shell gets as one quoted line."""
     line = shlex.join(["sh", "-c", f"echo {_MARK.decode().strip()}; {script}"])
-    settings = [*connection_options(host), "BatchMode=yes", "LogLevel=VERBOSE"]
-    return ["ssh", "-T", *_as_options(settings), "--", host, line]
+    settings = [*connection_options(host), "-oBatchMode=yes", "-oLogLevel=VERBOSE"]
+    return ["ssh", "-T", *settings, "--", host, line]
 
 
 def attached(host: str, script: str, *, terminal: bool) -> list[str]:
@@ -124,18 +125,8 @@ def attached(host: str, script: str, *, terminal: bool) -> list[str]:
     `terminal` asks for one there, too. ssh may ask the user for a password.
     """
     line = shlex.join(["sh", "-c", _CLEAN_ENVIRONMENT + script])
-    settings = [*connection_options(host), "LogLevel=ERROR"]
-    return ["ssh", "-t" if terminal else "-T", *_as_options(settings), "--", host, line]
-
-
-def _as_options(settings: Iterable[str]) -> list[str]:
-    return [word for setting in settings for word in ("-o", setting)]
-
-
-def _master(host: str) -> list[str]:
-    """The command with which a user opens the connection that `argv` shares."""
-    sockets = [option for option in connection_options(host) if option.startswith("ControlPath=/")]
-    return ["ssh", "-fNM", *_as_options(sockets), "--", host]
+    settings = [*connection_options(host), "-oLogLevel=ERROR"]
+    return ["ssh", "-t" if terminal else "-T", *settings, "--", host, line]
 
 
 def connection_options(host: str) -> list[str]:
@@ -147,7 +138,7 @@ def connection_options(host: str) -> list[str]:
     folder = None if _has_control_path(host) else _socket_folder()
     if folder is None:
         return []
-    return ["ControlMaster=auto", f"ControlPath={folder}/%C", "ControlPersist=60"]
+    return ["-oControlMaster=auto", f"-oControlPath={folder}/%C", "-oControlPersist=60"]
 
 
 @functools.cache
@@ -184,8 +175,7 @@ _ENTER = (
 """Creates and enters deploykit's folder on the login node, which is private to its user."""
 
 
-@dataclass(frozen=True)
-class RemoteFolder:
+class RemoteFolder(NamedTuple):
     """A run's folder on a login node."""
 
     host: str
@@ -200,9 +190,14 @@ def recorded_folder(folder: Path) -> RemoteFolder | None:
         return None
 
 
-def remains(folder: Path) -> Iterator[tuple[str, str]]:
+def logs_elsewhere(handle: Handle) -> bool:
+    """Whether the run's logs are on a login node."""
+    return recorded_folder(Path(handle.folder)) is not None
+
+
+def remains(handle: Handle, output: str) -> Iterator[tuple[str, str]]:  # noqa: ARG001 - the contract
     """The run's folder on its login node, and the command that deletes it."""
-    remote = recorded_folder(folder)
+    remote = recorded_folder(Path(handle.folder))
     if remote is not None:
         remove = shell.command("rm", "-r", "--", remote.folder)
         command = shell.command("ssh", "--", remote.host, remove)
@@ -217,12 +212,11 @@ def deliver(plan: Plan, local: Path) -> RemoteFolder:
     """
     host, home = plan.options.host, plan.options.home
     remote = RemoteFolder(host, str(plan.options.run_folder(plan.run)))
-    paths.write(local / _RECORD, json.dumps(asdict(remote)) + "\n")
+    paths.write(local / _RECORD, json.dumps(remote._asdict()) + "\n")
     archive = f"bundles/{plan.bundle.hash}.tar.gz"
     folder = str(Path(remote.folder).relative_to(home))  # a run id needs no quotes
     folders = " ".join(f"{folder}/{name}" for name in backend.FOLDERS)
-    prepare = f"mkdir -p bundles {folders}; [ ! -e {archive} ] || echo yes"
-    if not _do(host, home, prepare):
+    if not _do(host, home, f"mkdir -p bundles {folders}; [ ! -e {archive} ] || echo yes"):
         _upload(host, home, archive, bundles.store(plan.bundle).read_bytes())
     # `source` gets its name last, so one that exists is complete. Other nodes see changes of
     # rendezvous.json at once because it exists already
@@ -239,12 +233,8 @@ def deliver(plan: Plan, local: Path) -> RemoteFolder:
 def _upload(host: str, home: Path, path: str, content: bytes, then: str = "true") -> None:
     """Write a complete file or none, and run the script `then` once the file is complete."""
     complete = f'[ "$(wc -c < {path}.$$)" -eq {len(content)} ]'
-    _do(
-        host,
-        home,
-        f"cat > {path}.$$ && {complete} && mv {path}.$$ {path} && {{ {then}; }}",
-        content,
-    )
+    script = f"cat > {path}.$$ && {complete} && mv {path}.$$ {path} && {{ {then}; }}"
+    _do(host, home, script, content)
 
 
 def _do(host: str, home: Path, script: str, data: bytes | None = None) -> bytes:
@@ -359,10 +349,10 @@ def _rsync(remote: RemoteFolder, local: Path, patterns: Sequence[str], *, growin
     """Copy with rsync; return whether it worked. Links that point out of the folder are skipped."""
     parents = {f"/{p}/" for pattern in patterns for p in PurePosixPath(pattern).parents if p.name}
     rules = [*sorted(parents), *(f"/{pattern}" for pattern in patterns)]
-    settings = _as_options([*connection_options(remote.host), "BatchMode=yes"])
+    ssh = ["ssh", "-T", *connection_options(remote.host), "-oBatchMode=yes"]
     code, _, _ = shell.raw(
         [
-            *("rsync", f"--rsh={shlex.join(['ssh', '-T', *settings])}", "--protect-args"),
+            *("rsync", f"--rsh={shlex.join(ssh)}", "--protect-args"),
             *("--recursive", "--chmod=D700,F600"),
             *(["--append"] if growing else ["--checksum", "--links", "--safe-links", "--delete"]),
             *("--exclude=*[[:cntrl:]]*", "--include-from=-", "--exclude=*"),
@@ -405,7 +395,10 @@ def _tar(remote: RemoteFolder, local: Path, patterns: Sequence[str], *, growing:
 
 
 def _harmless(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
-    """Skip a member, such as a link, that leads out of the folder or is no regular file."""
+    """Skip a member, such as a link, that leads out of the folder or is no regular file.
+
+    `errorlevel=0` would extract it (CVE-2025-4435).
+    """
     try:
         return tarfile.data_filter(member, folder)
     except tarfile.FilterError:

@@ -23,8 +23,9 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from deploykit.backends import base as backend
@@ -52,19 +53,6 @@ class _Uncertain(Exception):
     """sbatch failed, but the job may be queued; the text is what sbatch or ssh printed."""
 
 
-@dataclass(frozen=True)
-class _Request:
-    """A batch script to be queued."""
-
-    text: str
-    folder: Path
-    again: str
-    """What repeats the submit."""
-    find: Callable[[], str | None]
-    """Asks Slurm for the id of the job, where it is uncertain whether it is queued."""
-    remote_folder: RemoteFolder | None = None
-
-
 def submit(plan: Plan, folder: Path) -> Handle:
     """Unpack the source where the nodes see it, and queue exactly `plan.text`.
 
@@ -72,38 +60,53 @@ def submit(plan: Plan, folder: Path) -> Handle:
     and TryAgain when the job may be queued.
     """
     host = plan.options.host
-    remote_folder = None
     if host is None:
         check_prerequisites(plan)
         bundles.unpack(bundles.store(plan.bundle), folder / "source")
         for name in (*backend.FOLDERS, "sbatch"):
             paths.private_folder(folder / name)
         paths.touch(folder / _PORT_FILE)
+        send = partial(_sbatch, plan.text, folder / "sbatch")
     else:
-        remote_folder = remote.deliver(plan, folder)
+        send = partial(_sbatch_remotely, plan.text, remote.deliver(plan, folder))
     if plan.options.array is not None:
         paths.write(folder / "array", f"{plan.options.array}\n")
     paths.write(folder / "cluster", commands.setting("ClusterName", host) + "\n")
     again = f"`deploykit submit --run {plan.run}` with the same job"
-    job = queue(_Request(plan.text, folder, again, lambda: _job_of(plan, folder), remote_folder))
+    look = partial(_find_job, plan.run, folder, plan.target)
+    job = _queue(send, look, again, waits=host is not None)  # for sbatch, which holds a lock there
     paths.write(folder / "job", job + "\n")
     status = _warn_if_blocked(plan.run, job, host)
     return Handle("slurm", plan.target, job, plan.run, str(folder), status)
 
 
-def queue(request: _Request) -> str:
-    """Queue a batch script, and return the id of its job. Raises as `submit`."""
+def _queue(
+    send: Callable[[], str], find: Callable[[], str | None], again: str, *, waits: bool = False
+) -> str:
+    """Queue a batch script by `send`, and return the id of its job. Raises as `submit`.
+
+    `find` looks for the job if it is uncertain whether it was queued, and with `waits` knows it for
+    certain; `again` repeats the submit.
+    """
     try:
-        if request.remote_folder is None:
-            return _sbatch(request.text, request.folder / "sbatch")
-        return _sbatch_remotely(request.text, request.remote_folder)
+        return send()
     except _Uncertain as error:
-        return _find_queued(request, str(error))
-
-
-def _job_of(plan: Plan, folder: Path) -> str | None:
-    handle = find(plan.run, folder, plan.target)
-    return None if handle is None else handle.id
+        text = str(error)
+    answered = False
+    for pause in _PAUSES:
+        time.sleep(pause)
+        with contextlib.suppress(BackendUnavailable):
+            if (job := find()) is not None:
+                return job
+            answered = True
+            if waits:
+                break
+    if answered:
+        raise commands.error_for(text)
+    raise TryAgain(
+        f"Slurm did not respond, so the job may or may not be queued: {commands.in_one_line(text)}",
+        hint=f"{again} finds it or queues it once",
+    )
 
 
 def _warn_if_blocked(run: str, job: str, host: str | None) -> Status | None:
@@ -150,11 +153,7 @@ def _sbatch(script: str, folder: Path) -> str:
         """submitit's executor, but the script that it sends is ours."""
 
         def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-            """The one hook: submitit runs what this returns, for the file that it has written.
-
-            It is the only place to change both the file and the environment of sbatch. submitit
-            has filled the file with an empty command; our text replaces it.
-            """
+            """Replace the file that submitit has written, and run sbatch without its variables."""
             paths.write(submission_file_path, script)
             argv = super()._make_submission_command(submission_file_path)
             return [*commands.clean_environment(script), *argv]
@@ -185,35 +184,17 @@ def _failure(text: str) -> Exception:
     return _Uncertain(text) if commands.is_uncertain(text) else commands.error_for(text)
 
 
-def _find_queued(request: _Request, text: str) -> str:
-    """The id of a job that the controller may have queued although sbatch failed with `text`.
-
-    Raises the error for `text` when the job is not queued, and TryAgain when Slurm does not answer.
-    """
-    answered = False
-    for pause in _PAUSES:
-        time.sleep(pause)
-        with contextlib.suppress(BackendUnavailable):
-            if (job := request.find()) is not None:
-                return job
-            answered = True
-            if request.remote_folder is not None:
-                break  # sbatch on a login node held a lock until it had its answer
-    if answered:
-        raise commands.error_for(text)
-    complaint = commands.in_one_line(text)
-    raise TryAgain(
-        f"Slurm did not respond, so the job may or may not be queued: {complaint}",
-        hint=f"{request.again} finds it or queues it once",
-    )
-
-
 def find(run: str, folder: Path, target: str) -> Handle | None:
     """Find the run's job: the one that started first, else the one with the lowest id.
 
     Returns None where no job was queued, including a job that never started and of which Slurm has
     no record. Raises BackendUnavailable when this cannot be determined.
     """
+    job = _find_job(run, folder, target)
+    return None if job is None else Handle("slurm", target, job, run, str(folder))
+
+
+def _find_job(run: str, folder: Path, target: str) -> str | None:
     remote_folder = remote.recorded_folder(folder)
     if remote_folder is None and target != commands.LOCALHOST:
         if not folder.exists():
@@ -224,11 +205,9 @@ def find(run: str, folder: Path, target: str) -> Handle | None:
         raise BackendUnavailable(problem, hint="run this command on a machine of that cluster")
     if remote_folder is None:
         job = arrays.claimed_by(folder) or arrays.job_id(folder) or _find_in_array(folder)
-        job = job or find_by_name(run, None, f"{folder}/source")
-    else:
-        job = remote.find_job(remote_folder)
-        job = job or find_by_name(run, host, f"{remote_folder.folder}/source")
-    return None if job is None else Handle("slurm", target, job, run, str(folder))
+        return job or find_by_name(run, None, f"{folder}/source")
+    job = remote.find_job(remote_folder)
+    return job or find_by_name(run, host, f"{remote_folder.folder}/source")
 
 
 def _find_in_array(folder: Path) -> str | None:
@@ -246,11 +225,12 @@ def _find_in_array(folder: Path) -> str | None:
 def find_by_name(name: str, host: str | None, folder: str) -> str | None:
     """The lowest id of the jobs with that name and working folder, as squeue lists them."""
     rows = states.parse_squeue(commands.output(states.squeue_argv(name), host))
-    matching = (row for row in rows if (row.name, row.folder) == (name, folder))
-    ids = (row.id for row in matching if not states.was_rejected(row))
-    numbers = [whole(job.partition("_")[0]) for job in ids]
-    first = min((number for number in numbers if number is not None), default=None)
-    return None if first is None else str(first)
+    numbers = [
+        int(row.id.partition("_")[0])
+        for row in rows
+        if (row.name, row.folder) == (name, folder) and not states.was_rejected(row)
+    ]
+    return str(min(numbers)) if numbers else None
 
 
 def largest_array(options: Options) -> int:
@@ -269,7 +249,9 @@ def submit_array(plans: Sequence[Plan], folder: Path, name: str, at_once: int) -
     check_prerequisites(first)
     bundles.unpack(bundles.store(first.bundle), folder / "source")
     if first.options.container is None:  # a container sees only the run's folder
-        _share_node_plane(folder)
+        # the tasks share the node plane, and copy the rest of the source
+        copied = (folder / "source" / NODE_PLANE).rename(folder / NODE_PLANE)
+        (folder / "source" / NODE_PLANE).symlink_to(copied)
     tasks = paths.private_folder(folder / "tasks")
     run_folders = [paths.run_folder(plan.run) for plan in plans]
     for number, run_folder in enumerate(run_folders):
@@ -280,19 +262,16 @@ def submit_array(plans: Sequence[Plan], folder: Path, name: str, at_once: int) -
     paths.private_folder(folder / "sbatch")
     text = _array_script(first, folder, name, f"0-{len(plans) - 1}%{at_once}")
     again = f"`deploykit sweep resume {name}`"
-    job = queue(_Request(text, folder, again, lambda: find_by_name(name, None, str(folder))))
+    job = _queue(
+        partial(_sbatch, text, folder / "sbatch"),
+        partial(find_by_name, name, None, str(folder)),
+        again,
+    )
     paths.write(folder / "job", job + "\n")
     return [
         Handle("slurm", plan.target, f"{job}_{number}", plan.run, str(run_folders[number]))
         for number, plan in enumerate(plans)
     ]
-
-
-def _share_node_plane(folder: Path) -> None:
-    """Move the node plane out of the source, which each task copies."""
-    shared, copied = folder / NODE_PLANE, folder / "source" / NODE_PLANE
-    copied.rename(shared)
-    copied.symlink_to(shared)
 
 
 def _array_script(plan: Plan, folder: Path, name: str, tasks: str) -> str:
@@ -303,10 +282,8 @@ def _array_script(plan: Plan, folder: Path, name: str, tasks: str) -> str:
         "chdir": str(folder),
         "output": str(folder / "tasks" / "%a" / "logs" / "slurm.log"),
     }
-    template = (paths.shipped("templates") / "slurm_array.sh").read_text(encoding="utf-8")
-    return script.batch_script(
-        values, f"ARRAY_FOLDER={shlex.quote(str(folder))}\n{template.rstrip()}"
-    )
+    text = f"ARRAY_FOLDER={shlex.quote(str(folder))}\n{script.template('slurm_array.sh').rstrip()}"
+    return script.batch_script(values, text)
 
 
 # --- when a job would start

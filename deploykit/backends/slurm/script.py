@@ -1,9 +1,8 @@
 """The batch script, exactly as submitit would render it from our parameters.
 
 The shell text ``templates/slurm.sh`` is the same in each; this module writes what differs, with
-every value quoted. It writes all lines itself, because importing submitit takes as long as the rest
-of a dry run. ``tests/backends/slurm/test_slurm_submitit.py`` proves that submitit's renderer gives
-the same text, for the golden files and for random jobs.
+every value quoted, and needs no submitit. ``tests/backends/slurm/test_slurm_submitit.py`` proves
+that submitit's renderer gives the same text, for the golden files and for random jobs.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from deploykit.backends import base as backend
-from deploykit.backends.slurm import arrays, job_cost
+from deploykit.backends.slurm import arrays
 from deploykit.backends.slurm.options import Container, Options
 from deploykit.cost import cap
 from deploykit.job import environments
-from deploykit.job.model import Bundle, JobSpec, Plan, Resources
+from deploykit.job.model import Bundle, JobSpec, Plan
 from deploykit.lib import paths
 
 _NOTICE = 90
@@ -62,19 +61,15 @@ def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
         backend="slurm",
         target=options.host or "localhost",
         run=run,
-        text=render_script(job, options, run, folder),
+        text=batch_script(
+            parameters(job, options, run, folder), command(job, options, run, folder)
+        ),
         language="sh",
         job=job,
         options=options,
         bundle=bundle,
         output=f"{options.host}:{output}" if options.host else output,
     )
-
-
-def render_script(job: JobSpec, options: Options, run: str, folder: Path) -> str:
-    """The text of the batch script: directives, then the shell commands of `command`."""
-    values = parameters(job, options, run, folder)
-    return batch_script(values, command(job, options, run, folder))
 
 
 def batch_script(values: dict[str, Any], shell: str) -> str:
@@ -117,10 +112,6 @@ def parameters(job: JobSpec, options: Options, run: str, folder: Path) -> dict[s
         "mail_type": options.mail_type,
         "mail_user": options.mail_user,
     }
-    tasks = None
-    if options.array is not None:
-        limit = f"%{options.at_once}" if options.at_once else ""
-        tasks = f"0-{options.array - 1}{limit}"
     additional: dict[str, Any] = {
         **{name: value or True for name, value in options.extra.items()},
         "chdir": str(folder / "source"),
@@ -128,10 +119,13 @@ def parameters(job: JobSpec, options: Options, run: str, folder: Path) -> dict[s
         "requeue" if may_restart(options) else "no-requeue": True,
         "reservation": options.reservation,
         "licenses": options.licenses,
-        **_changing(job.resources),
         **_dependencies(options),
-        "array": tasks,
     }
+    if options.array is not None:
+        limit = f"%{options.at_once}" if options.at_once else ""
+        additional["array"] = f"0-{options.array - 1}{limit}"
+    if job.resources.min_nodes is not None:
+        additional |= {"no-kill": True, "mincpus": job.resources.cpus_per_node}
     return {
         **_escaped(named),
         "additional_parameters": _escaped(additional),
@@ -167,37 +161,28 @@ def function_python(job: JobSpec, options: Options) -> str | None:
     """The Python that runs functions, as shell text. None: the one that submits them."""
     if _names_environment(job):
         return '"$python"'
-    return shlex.quote(options.python) if options.python else None
+    return options.python and shlex.quote(options.python)
 
 
 def _resources(job: JobSpec, options: Options) -> dict[str, Any]:
-    resources = job.resources
-    least, most = resources.min_nodes, resources.nodes
-    gpus: dict[str, Any] = {}
-    if resources.gpus_per_node and options.gres_style == "gres":
-        gpus = {"gres": f"gpu:{resources.gpus_per_node}"}
-    elif resources.gpus_per_node:
-        gpus = {"gpus_per_node": resources.gpus_per_node}
-    memory = resources.memory
-    cpus: dict[str, Any] = {"ntasks_per_node": 1, "cpus_per_task": resources.cpus_per_node}
-    if least is not None:  # `_changing` asks for the CPUs
-        cpus = {}
-    return {
-        "nodes": most if least is None else f"{least}-{most}",
-        **cpus,
-        "mem": None if memory is None else f"{-(-memory // 1024**2)}M",
-        **gpus,
-    }
+    """Options of sbatch for the resources of the job.
 
-
-def _changing(resources: Resources) -> dict[str, Any]:
-    """Options of a job whose number of nodes may change.
-
-    With a number of tasks, of each node or in all, Slurm would take the fewest nodes (22.05).
+    With a number of tasks, of each node or in all, Slurm would give a job whose number of nodes may
+    change the fewest nodes (22.05).
     """
+    resources, named = job.resources, dict[str, Any]()
     if resources.min_nodes is None:
-        return {}
-    return {"no-kill": True, "mincpus": resources.cpus_per_node}
+        named |= {"nodes": resources.nodes, "ntasks_per_node": 1}
+        named |= {"cpus_per_task": resources.cpus_per_node}
+    else:
+        named |= {"nodes": f"{resources.min_nodes}-{resources.nodes}"}
+    if resources.gpus_per_node:
+        value = resources.gpus_per_node
+        gres = options.gres_style == "gres"
+        named |= {"gres": f"gpu:{value}"} if gres else {"gpus_per_node": value}
+    if resources.memory is not None:
+        named["mem"] = f"{-(-resources.memory // 1024**2)}M"
+    return named
 
 
 def _dependencies(options: Options) -> dict[str, Any]:
@@ -229,18 +214,25 @@ def _minutes(job: JobSpec) -> int:
 
 
 def _notice(job: JobSpec, options: Options) -> int:
-    return options.signal_seconds or min(_NOTICE, _minutes(job) * 60 // 2)
+    return options.signal_seconds or min(_NOTICE, _minutes(job) * 30)
 
 
 def command(job: JobSpec, options: Options, run: str, folder: Path) -> str:
     """The shell commands below the directives."""
-    environment = _environment(job, options, run, folder)
+    environment = backend.in_folder(job, "slurm", run, folder)
     run_folder = environment.pop("DEPLOYKIT_RUN_DIR")
+    if may_restart(options):
+        environment["DEPLOYKIT_NOTICE"] = str(_notice(job, options))
+        environment["DEPLOYKIT_RESTARTS"] = json.dumps(dataclasses.asdict(options.restarts))
+    if job.stop_at_cap:
+        from deploykit.backends.slurm import site  # few jobs need what a cluster charges
+
+        environment |= cap.variables(job, site.cost(job, options))
     lines = [
         f"export DEPLOYKIT_RUN_DIR={shlex.quote(run_folder)}",
-        _template("slurm.sh"),
+        template("slurm.sh"),
         *_with_python(_setup_lines(job, options), job, options),
-        *_exports(environment, options),
+        *_exports(dict(sorted(environment.items())), options),
         "",
         *_steps(job, options, folder),
     ]
@@ -255,14 +247,15 @@ def _steps(job: JobSpec, options: Options, folder: Path) -> list[str]:
     if job.resources.min_nodes is None:
         output = '    --output="$DEPLOYKIT_RUN_DIR/logs/node-%t.log" --open-mode=append \\'
         watched = job.resources.nodes > 1 and options.restarts.node_failure
-        before = [_template("slurm_restarted_node.sh")] if watched else []
+        before = [template("slurm_restarted_node.sh")] if watched else []
         step = shlex.join(srun if watched else ["exec", *srun])
         return [*before, f"{step} \\", output, launcher]
     start = ["run_step() {", f'    {shlex.join(srun)} "$@" \\', f"    {launcher}", "}"]
-    return [*start, _template("slurm_nodes.sh").rstrip()]
+    return [*start, template("slurm_nodes.sh").rstrip()]
 
 
-def _template(name: str) -> str:
+def template(name: str) -> str:
+    """The text of one of the shipped templates."""
     return (paths.shipped("templates") / name).read_text(encoding="utf-8")
 
 
@@ -272,11 +265,10 @@ def _setup_lines(job: JobSpec, options: Options) -> list[str]:
     if job.environment is None and not options.modules:
         return lines
     modules = [*environments.module_lines(options.modules, "slurm.modules")]
-    if job.environment is not None:
-        loaded = environments.module_lines(job.environment.modules, "environment.modules")
-        modules = [*loaded, *modules]
-        lines += environments.lines(job.environment)
-    return [*modules, *lines]
+    if job.environment is None:
+        return [*modules, *lines]
+    loaded = environments.module_lines(job.environment.modules, "environment.modules")
+    return [*loaded, *modules, *lines, *environments.lines(job.environment)]
 
 
 def _exports(environment: dict[str, str], options: Options) -> list[str]:
@@ -288,28 +280,18 @@ def _exports(environment: dict[str, str], options: Options) -> list[str]:
     ]
 
 
-def _environment(job: JobSpec, options: Options, run: str, folder: Path) -> dict[str, str]:
-    """The contract's variables, and those that the launchers need to restart the job."""
-    environment = backend.in_folder(job, "slurm", run, folder)
-    if may_restart(options):
-        environment["DEPLOYKIT_NOTICE"] = str(_notice(job, options))
-        environment["DEPLOYKIT_RESTARTS"] = json.dumps(dataclasses.asdict(options.restarts))
-    if job.stop_at_cap:
-        environment |= cap.variables(job, job_cost.estimate(job, options))
-    return dict(sorted(environment.items()))
-
-
 def _srun(job: JobSpec, options: Options, folder: Path) -> list[str]:
     """Options of srun that depend on the job. srun does not inherit the CPUs from sbatch."""
     cpus, container = job.resources.cpus_per_node, options.container
     flags = [] if cpus is None else [f"--cpus-per-task={cpus}"]
-    if container is not None and container.runtime == "pyxis":
-        flags += [
-            f"--container-image={container.image}",
-            f"--container-mounts={','.join(_mounts(job, container, folder))}",
-            f"--container-workdir={folder}/source",
-        ]
-    return flags
+    if container is None or container.runtime != "pyxis":
+        return flags
+    return [
+        *flags,
+        f"--container-image={container.image}",
+        f"--container-mounts={','.join(_mounts(job, container, folder))}",
+        f"--container-workdir={folder}/source",
+    ]
 
 
 def _mounts(job: JobSpec, container: Container, folder: Path) -> list[str]:

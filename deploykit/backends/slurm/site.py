@@ -1,7 +1,9 @@
-"""Site profiles: the partitions, nodes and limits of a Slurm cluster, and checks of jobs with them.
+"""Site profiles: the partitions, nodes and limits of a Slurm cluster, and what they mean for a job.
 
 `read` queries scontrol and srun, and changes nothing. A profile is a JSON file with the name of the
-cluster.
+cluster. Slurm has no prices: the job file or the user's defaults set what the site charges for an
+hour (`slurm.price`), and for which resource. Billing units are a job's resources by the weights
+that a site gives them: https://slurm.schedmd.com/slurm.conf.html#OPT_TRESBillingWeights
 """
 
 from __future__ import annotations
@@ -13,16 +15,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Literal
 
 from deploykit.backends.base import Profile
 from deploykit.backends.slurm import commands
-from deploykit.backends.slurm.options import Options
+from deploykit.backends.slurm.options import Options, Restarts
+from deploykit.cost import money
+from deploykit.cost.estimate import Charge, Estimate, Seconds
 from deploykit.job.decode import decode, read_json, whole
-from deploykit.job.model import JobSpec, Problem
+from deploykit.job.model import JobSpec, Problem, Resources
 from deploykit.job.spelling import did_you_mean, nearest
-from deploykit.lib import paths
+from deploykit.lib import paths, units
 from deploykit.lib.errors import BackendUnavailable, NotFound
 
 _UNUSABLE = ("DOWN", "DRAIN", "FAIL", "INVAL", "NOT_RESPONDING", "FUTURE", "UNKNOWN", "POWER")
@@ -106,19 +111,16 @@ class Site:
 
     def partition(self, name: str | None) -> Partition | None:
         """The partition `name`, or for None the default partition; None if it does not exist."""
-        for partition in self.partitions:
-            if partition.default if name is None else partition.name == name:
-                return partition
-        return None
+        matching = (p for p in self.partitions if (p.default if name is None else p.name == name))
+        return next(matching, None)
 
     def nodes(self, partition: str) -> list[NodeGroup]:
-        """The nodes of a partition."""
         return [group for group in self.node_groups if partition in group.partitions]
 
 
-def probe(host: str | None) -> Profile:
-    """Query the cluster, from `host` over ssh where it is given, and store its site profile."""
-    site = read(host)
+def probe(target: str | None) -> Profile:
+    """Query a cluster, over ssh if `target` is a login node, and store its site profile."""
+    site = read(target)
     lines = [f"{site.cluster}, Slurm {site.version}"]
     for partition in site.partitions:
         mark = " (default)" if partition.default else ""
@@ -186,7 +188,8 @@ def path_of(name: str) -> Path:
 
 def parse(config: str, partitions: str, nodes: str, srun_help: str, created: str) -> Site:
     """The profile from the output of Slurm's commands."""
-    settings = dict(_setting(line) for line in _lines(config))
+    pairs = (line.partition("=") for line in config.splitlines())
+    settings = {name.strip(): value.strip() for name, _, value in pairs}
     node_groups = tuple(_node_groups(map(_fields, _lines(nodes))))
     return Site(
         cluster=settings.get("ClusterName", ""),
@@ -211,12 +214,6 @@ def parse(config: str, partitions: str, nodes: str, srun_help: str, created: str
 
 def _lines(text: str) -> Iterator[str]:
     return (line for line in text.splitlines() if "=" in line)
-
-
-def _setting(line: str) -> tuple[str, str]:
-    """``Name  = value``."""
-    name, _, value = line.partition("=")
-    return name.strip(), value.strip()
 
 
 def _fields(line: str) -> dict[str, str]:
@@ -269,27 +266,24 @@ def seconds(text: str) -> int | None:
     return ((days * 24 + hours) * 60 + minutes) * 60 + rest
 
 
-_Key = tuple[tuple[str, ...], int, int, int, tuple[str, ...]]
-"""Partitions, CPUs, memory in MiB, GPUs, features."""
-
-
 def _node_groups(nodes: Iterable[Mapping[str, str]]) -> Iterator[NodeGroup]:
     """Group the nodes by what a job can request; even large sites have few groups."""
-    total: Counter[_Key] = Counter()
-    usable: Counter[_Key] = Counter()
+    total: Counter[NodeGroup] = Counter()
+    usable: Counter[NodeGroup] = Counter()
     for fields in nodes:
-        key = (
-            _names(fields.get("Partitions", "")) or (),
-            whole(fields.get("CPUTot", "")) or 0,
-            whole(fields.get("RealMemory", "")) or 1,
-            gpus(fields.get("Gres", "")),
-            _names(fields.get("AvailableFeatures", "")) or (),
+        group = NodeGroup(
+            partitions=_names(fields.get("Partitions", "")) or (),
+            count=0,
+            usable=0,
+            cpus=whole(fields.get("CPUTot", "")) or 0,
+            memory=whole(fields.get("RealMemory", "")) or 1,
+            gpus=gpus(fields.get("Gres", "")),
+            features=_names(fields.get("AvailableFeatures", "")) or (),
         )
-        total[key] += 1
-        usable[key] += not any(state in fields.get("State", "") for state in _UNUSABLE)
-    for key, count in total.items():
-        partitions, cpus, memory, gpu_count, features = key
-        yield NodeGroup(partitions, count, usable[key], cpus, memory, gpu_count, features)
+        total[group] += 1
+        usable[group] += not any(state in fields.get("State", "") for state in _UNUSABLE)
+    for group, count in total.items():
+        yield dataclasses.replace(group, count=count, usable=usable[group])
 
 
 def gpus(gres: str) -> int:
@@ -304,14 +298,14 @@ _MIB = 1024**2
 
 
 def problems(job: JobSpec, options: Options, site: Site) -> Iterator[Problem]:
-    """Yield what the site would reject, or never start. Pure."""
+    """Yield what the site would reject, or never start, and name its profile. Pure."""
     profile = f"the profile of {site.cluster} ({site.created[:10]})"
     for problem in rejections(job, options, site):
         yield problem._replace(message=f"{profile}: {problem.message}")
 
 
 def rejections(job: JobSpec, options: Options, site: Site) -> Iterator[Problem]:
-    """The same problems, for a profile that was made just now and needs no mention."""
+    """The same, for a profile that was made just now and needs no mention."""
     partition = site.partition(options.partition)
     if partition is None:
         names = [partition.name for partition in site.partitions]
@@ -383,7 +377,9 @@ def _check_nodes(
         path = "resources.processes_per_node"
         yield Problem(path, message, f"at most {cores}", severity="warning")
     requests = _requests(job, site)
-    features = _required_features(options)
+    # Slurm itself checks a constraint with other operators than &
+    conjunction = re.fullmatch(r"[\w.-]+(&[\w.-]+)*", options.constraint or "")
+    features = set(conjunction[0].split("&")) if conjunction else set()
     missing = list(_missing(requests, features, partition, groups))
     yield from missing
     fitting = [group for group in groups if missing or _fits(group, requests, features)]
@@ -406,12 +402,12 @@ def _missing(
 ) -> Iterator[Problem]:
     """Resources and features that no node of the partition has."""
     nowhere = f"no node of partition {partition.name} has"
-    units = {"gpus_per_node": "GPUs", "cpus_per_node": "CPUs", "memory": "MiB of memory"}
+    names = {"gpus_per_node": "GPUs", "cpus_per_node": "CPUs", "memory": "MiB of memory"}
     for key, amount in requests.items():
         most = max((group.amounts[key] for group in groups), default=0)
         if amount > most:
             hint = f"at most {most}" if most else "choose another partition"
-            yield Problem(f"resources.{key}", f"{nowhere} {amount} {units[key]}", hint)
+            yield Problem(f"resources.{key}", f"{nowhere} {amount} {names[key]}", hint)
     available = {name for group in groups for name in group.features}
     if absent := features - available:
         hint = f"one of {', '.join(sorted(available))}" if available else "remove it"
@@ -420,11 +416,10 @@ def _missing(
 
 def _requests(job: JobSpec, site: Site) -> dict[str, int]:
     """What the job requests of each node, in the units of `NodeGroup.amounts`."""
-    resources = job.resources
-    memory = resources.memory if site.has_memory else None
+    memory = job.resources.memory if site.has_memory else None
     amounts = {
-        "gpus_per_node": resources.gpus_per_node,
-        "cpus_per_node": resources.cpus_per_node,
+        "gpus_per_node": job.resources.gpus_per_node,
+        "cpus_per_node": job.resources.cpus_per_node,
         "memory": memory and -(-memory // _MIB),
     }
     return {key: amount for key, amount in amounts.items() if amount}
@@ -435,7 +430,133 @@ def _fits(group: NodeGroup, requests: Mapping[str, int], features: set[str]) -> 
     return enough and features <= set(group.features)
 
 
-def _required_features(options: Options) -> set[str]:
-    """Features joined by ``&``; empty for a constraint with other operators, which Slurm checks."""
-    conjunction = re.fullmatch(r"[\w.-]+(&[\w.-]+)*", options.constraint or "")
-    return set(conjunction[0].split("&")) if conjunction else set()
+# --- what a job may cost: https://slurm.schedmd.com/tres.html
+
+_LATE = 60
+"""Seconds that a job may exceed its limit: Slurm checks limits every 30 s, then KillWait passes.
+
+https://slurm.schedmd.com/slurm.conf.html#OPT_KillWait
+"""
+_RESIZE = r"(cpus|gpus|mem|ntasks|tres)-per-\w+|gres|mincpus|cores-per-socket|core-spec"
+"""Options of `slurm.extra` that change what a job gets."""
+_WEIGHT = r"([A-Za-z]+(?:/[\w:.-]+)?)=([0-9]{1,9}(?:\.[0-9]{1,9})?)([KMGTP]?)"
+_UNIT_NAMES = {"gpu": "GPU(s)", "cpu": "CPU core(s)", "node": "node(s)", "billing": "billing units"}
+
+
+class _Unknown(Exception):
+    """What a job gets is not known here; the text says why, and what to do."""
+
+
+def cost(job: JobSpec, options: Options) -> Estimate:
+    """What the job may cost in its currency; see `base.Capabilities.cost`."""
+    if options.price is None:
+        return Estimate(free="slurm.price is not set")
+    written, _, unit = options.price.partition("/")
+    price, per = money.parse(written), unit.removesuffix("-hour").lower()
+    try:
+        count = _quantity(job, options, per) * (options.array or 1)
+    except _Unknown as error:
+        return Estimate(unknown=(str(error),), currency=price.currency)
+    allowed: Restarts = options.restarts
+    starts = 1 + allowed.time_limit + allowed.preemption + allowed.node_failure + allowed.error
+    limit = job.resources.time_limit
+    rounded = -(-limit // 60) * 60  # Slurm keeps it in whole minutes
+    spans = f"{units.exact_span(rounded)} and {units.exact_span(_LATE)} to end"
+    notes = ["low and likely: one attempt that uses its whole time limit"]
+    if starts > 1:
+        worst = "worst: every restart that slurm.restarts allows, each with its whole time limit"
+        notes.append(worst)
+    charge = Charge(
+        what=f"{count.normalize():f} {_UNIT_NAMES[per]}",
+        hourly=count * price.amount,
+        seconds=Seconds(limit, limit, starts * (rounded + _LATE)),
+        how=f"{units.plural(starts, 'attempt')} of {spans}",
+    )
+    return Estimate(
+        charges=(charge,),
+        currency=price.currency,
+        source=f"slurm.price, {options.price}",
+        notes=tuple(notes),
+    )
+
+
+def _quantity(job: JobSpec, options: Options, per: str) -> Decimal:
+    """The GPUs, CPU cores, nodes or billing units of one task of the job. Raises _Unknown."""
+    resources = job.resources
+    if per == "node":
+        return Decimal(resources.nodes)
+    changed = [name for name in options.extra if re.fullmatch(_RESIZE, name)]
+    if changed:
+        raise _Unknown(f"the number of {_UNIT_NAMES[per]}: slurm.extra sets {changed[0]}")
+    if options.exclusive:
+        raise _Unknown(
+            f"the number of {_UNIT_NAMES[per]}: with slurm.exclusive the job is charged by whole "
+            "nodes; set the price of a node-hour"
+        )
+    if per == "gpu":
+        return Decimal(resources.nodes * resources.gpus_per_node)
+    if per == "billing":
+        return _billing(job, options)
+    if resources.cpus_per_node is None:
+        raise _Unknown("the number of CPU cores: set resources.cpus_per_node")
+    return Decimal(resources.nodes * resources.cpus_per_node)
+
+
+def _billing(job: JobSpec, options: Options) -> Decimal:
+    """The billing units of the job, by the weights of its partition. Raises _Unknown."""
+    if options.site is None:
+        probe = "`deploykit backends slurm --probe`, then slurm.site"
+        raise _Unknown(f"the billing weights of the partition: {probe}")
+    try:
+        profile = load(options.site)
+    except NotFound as error:
+        raise _Unknown(f"the billing weights of the partition: {error}") from error
+    partition = profile.partition(options.partition)
+    if partition is None or not partition.billing_weights:
+        name = options.partition or "the default partition"
+        raise _Unknown(f"the billing weights of {name}: the site profile has none")
+    try:
+        weights = billing_weights(partition.billing_weights)
+        return billing_units(weights, job.resources, largest=profile.max_tres)
+    except ValueError as error:
+        raise _Unknown(f"the billing units: {error}") from error
+
+
+def billing_weights(text: str) -> dict[str, Decimal]:
+    """The weights by resource in lower case; that of memory per MiB. Raises ValueError."""
+    weight_by_name: dict[str, Decimal] = {}
+    for part in text.split(","):
+        match = re.fullmatch(_WEIGHT, part.strip())
+        if match is None:
+            raise ValueError(f"the weight {part[:40]!r} cannot be parsed")
+        name, number, unit = match[1].lower(), Decimal(match[2]), match[3]
+        size = Decimal(1024) ** ("KMGTP".index(unit) - 1) if unit else Decimal(1)
+        weight_by_name[name] = number / size
+    return weight_by_name
+
+
+def billing_units(
+    weight_by_name: Mapping[str, Decimal], resources: Resources, *, largest: bool
+) -> Decimal:
+    """The billing units of a job. With `largest`, only each node's largest product counts.
+
+    Raises ValueError where the job file does not set the amount of a resource with a weight.
+    """
+    amounts = {
+        "cpu": resources.cpus_per_node,
+        "mem": None if resources.memory is None else -(-resources.memory // 1024**2),
+        "gres/gpu": resources.gpus_per_node,
+        "node": 1,
+    }
+    products = [Decimal(0)]
+    for name, weight in weight_by_name.items():
+        if not weight:
+            continue
+        if name not in amounts:
+            raise ValueError(f"the partition charges for {name}, which the job file does not set")
+        amount = amounts[name]
+        if amount is None:
+            key = "cpus_per_node" if name == "cpu" else "memory"
+            raise ValueError(f"set resources.{key}, which the site charges for")
+        products.append(weight * amount)
+    return (max(products) if largest else sum(products, Decimal(0))) * resources.nodes

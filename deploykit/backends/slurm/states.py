@@ -5,14 +5,12 @@ Pure functions: nothing here runs a command.
 
 from __future__ import annotations
 
-import functools
 import re
+import signal
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import islice
 from typing import NamedTuple
 
 from deploykit.backends.slurm import arrays
@@ -68,11 +66,11 @@ https://slurm.schedmd.com/job_state_codes.html
 _REQUEUEABLE = {"PREEMPTED", "NODE_FAIL", "BOOT_FAIL"}
 """States that are final only where Slurm does not requeue the job."""
 
+_HELD = "requeued and held; `scontrol release` releases it"
 _STATE_REASONS = {
     "CONFIGURING": "its nodes are starting up",
     "REQUEUED": "requeued",
-    "REQUEUE_HOLD": "requeued and held; `scontrol release` releases it",
-    "SPECIAL_EXIT": "requeued and held; `scontrol release` releases it",
+    **dict.fromkeys(("REQUEUE_HOLD", "SPECIAL_EXIT"), _HELD),
     "SUSPENDED": "suspended by Slurm; its processes are stopped",
     "CANCELLED": "cancelled",
     "REVOKED": "moved to another cluster",
@@ -142,9 +140,6 @@ _LIMITS = (
 )
 _NO_REASON = {"", "None", "NonZeroExitCode"}
 
-_LAST_SIGNAL = 31
-_LAST_CODE = 255
-
 _SQUEUE = "%i|%T|%S|%e|%D|%P|%Q|%r|%j|%Z"
 
 _SCONTROL = re.compile(
@@ -167,11 +162,7 @@ def squeue_argv(name: str | None = None) -> list[str]:
 
 
 def parse_squeue(text: str) -> Iterator[Row]:
-    """The jobs and array tasks in the output of `squeue_argv`, at most `arrays.MAX_TASKS`."""
-    return islice(_squeue_rows(text), arrays.MAX_TASKS)
-
-
-def _squeue_rows(text: str) -> Iterator[Row]:
+    """The jobs and array tasks in the output of `squeue_argv`; other lines are skipped."""
     count = _SQUEUE.count("|")
     for line in text.splitlines():
         parts = line.split("|", count)
@@ -190,8 +181,7 @@ def _squeue_rows(text: str) -> Iterator[Row]:
             partition=partition,
             priority=whole(priority) or 0,
         )
-        ids = [job] if job.isdecimal() else arrays.task_ids(job)
-        yield from (row._replace(id=task) for task in ids)
+        yield from (row._replace(id=task) for task in arrays.task_ids(job))
 
 
 def scontrol_argv(ids: Sequence[str]) -> list[str]:
@@ -205,15 +195,10 @@ def scontrol_argv(ids: Sequence[str]) -> list[str]:
 
 
 def parse_scontrol(text: str) -> Iterator[Row]:
-    """The jobs and array tasks in the output of `scontrol_argv`, at most `arrays.MAX_TASKS`.
+    """The jobs and array tasks in the output of `scontrol_argv`; other lines are skipped.
 
-    Lines of another form are skipped. Tasks of an array that wait share a line; once they have been
-    cancelled, its task is 4294967294.
+    Tasks of an array that wait share a line; once they have been cancelled, its task is 4294967294.
     """
-    return islice(_scontrol_rows(text), arrays.MAX_TASKS)
-
-
-def _scontrol_rows(text: str) -> Iterator[Row]:
     for line in text.splitlines():
         match = _SCONTROL.match(line)
         if match is None:
@@ -229,13 +214,8 @@ def _scontrol_rows(text: str) -> Iterator[Row]:
             requeued=match["requeue"] == "1",
         )
         array, tasks = match["array"], match["task"]
-        if not array:
-            yield row
-        elif tasks.isdecimal():  # one task, or 4294967294
-            yield row._replace(id=f"{array}_{tasks}")
-        else:
-            ids = arrays.task_ids(f"{array}_[{tasks}]")
-            yield from (row._replace(id=task) for task in ids)
+        job = f"{array}_{tasks if tasks.isdecimal() else f'[{tasks}]'}" if array else row.id
+        yield from (row._replace(id=task) for task in arrays.task_ids(job))
 
 
 def sacct_argv(ids: Sequence[str]) -> list[str]:
@@ -245,12 +225,12 @@ def sacct_argv(ids: Sequence[str]) -> list[str]:
 
 
 def parse_sacct(text: str) -> Iterator[Row]:
-    """The jobs in the output of `sacct_argv`; lines of another form are skipped."""
+    """The jobs in the output of `sacct_argv`; other lines are skipped."""
     for line in text.splitlines():
         parts = line.split("|", 5)
         if len(parts) == len(_SACCT.split(",")):
             job, native, code, started, finished, name = parts
-            state = (native.split() or [""])[0]  # sacct prints "CANCELLED by 1000"
+            state = native.partition(" ")[0]  # sacct prints "CANCELLED by 1000"
             yield Row(job, name, state, "", _time(started), _time(finished), code)
 
 
@@ -315,7 +295,6 @@ def restarted(reasons: Sequence[str], state: State) -> str:
     return f"restart {len(reasons)}{'' if state is State.RUNNING else ' pending'} ({listed})"
 
 
-@functools.lru_cache(256)  # of many jobs most have the same
 def never_starts(reason: str) -> bool:
     """Whether a pending job with this reason can only start if it, or the site, is changed."""
     code = _code(reason)
@@ -332,7 +311,6 @@ def _code(reason: str) -> str:
     return reason.strip("()").replace("_", " ").partition(",")[0]
 
 
-@functools.lru_cache(256)
 def sentence(reason: str) -> str:
     """What a reason of Slurm's means; empty for ``None`` and the like."""
     if reason in _NO_REASON:
@@ -356,8 +334,8 @@ def _exit_code(text: str) -> int | None:
         return None
     code, number = int(match[1]), int(match[2])
     if code or not number:
-        return code if code <= _LAST_CODE else None
-    return 128 + number if number <= _LAST_SIGNAL else None
+        return code if code <= 255 else None  # noqa: PLR2004 - Slurm's own codes are larger
+    return 128 + number if number <= signal.SIGSYS else None
 
 
 def _time(text: str) -> datetime | None:
@@ -372,8 +350,7 @@ _IN_QUEUE = {"Resources", "Priority"}
 _PENDING = "%i|%P|%Q"
 
 
-@dataclass(frozen=True)
-class PendingJob:
+class PendingJob(NamedTuple):
     """A pending job of any user; a pending job array counts as one job."""
 
     id: str
@@ -387,7 +364,7 @@ def pending_argv() -> list[str]:
 
 
 def parse_pending(text: str) -> Iterator[PendingJob]:
-    """The jobs in the output of `pending_argv`; lines of another form are skipped."""
+    """The jobs in the output of `pending_argv`; other lines are skipped."""
     for line in text.splitlines():
         job, *rest = line.split("|")
         priority = whole(rest[-1]) if len(rest) == _PENDING.count("|") else None
@@ -424,10 +401,8 @@ def describe_position(row: Row, queue: Queue) -> str:
     ahead = queue.ahead(row)
     nodes = f"{row.nodes} node{'' if row.nodes == '1' else 's'}"
     position = plural(ahead, "job") if ahead else "no jobs"
-    text = f"waiting for {nodes} in partition {row.partition}; {position} ahead"
-    if row.started is not None:
-        text += f"; expected to start at {row.started:%Y-%m-%d %H:%M} UTC"
-    return text
+    start = f"; expected to start at {row.started:%Y-%m-%d %H:%M} UTC" if row.started else ""
+    return f"waiting for {nodes} in partition {row.partition}; {position} ahead{start}"
 
 
 def _number(job: str) -> int:

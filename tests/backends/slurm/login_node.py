@@ -79,8 +79,7 @@ class LoginNode:
 
     def close(self):
         """Close the shared connection, as ssh does after a minute."""
-        shared = [word for option in remote.connection_options("login1") for word in ("-o", option)]
-        argv = ["ssh", *shared, "-O", "exit", "login1"]
+        argv = ["ssh", *remote.connection_options("login1"), "-O", "exit", "login1"]
         subprocess.run(argv, capture_output=True, check=False)
 
 

@@ -9,24 +9,9 @@ from deploykit.backends.slurm.options import Container
 from deploykit.job.model import Resources
 
 ODD = [
-    *(
-        "",
-        " ",
-        "a b",
-        "it's",
-        'a "b"',
-        "$(id)",
-        "`id`",
-        "\\",
-        "a\\",
-        "a\\b",
-        "#",
-        "a #b",
-        "%j",
-        "é☃",
-    ),
+    *("", " ", "a b", "it's", 'a "b"', "$(id)", "`id`", "\\", "a\\", "a\\b", "#", "a #b", "%j"),
     *("a\nb", "\n#SBATCH --hold", "\r", "\t", "\x00", "\x1b[0m", "\u2028", "-x", "--hold", "="),
-    *("a=b", "*", "~", "!", ";", "&", "|", ">", ",", "a,b", ":", "{{ run }}", "'", "''", '"'),
+    *("a=b", "*", "~", "!", ";", "&", "|", ">", ",", "a,b", ":", "{{ run }}", "'", "''", '"', "é☃"),
 ]
 TEXT = st.sampled_from(ODD) | st.text(max_size=12)
 

@@ -20,50 +20,43 @@ real = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm")]
 @pytest.mark.parametrize(
     ("job", "tasks"),
     [
-        ("38", ["38"]),
-        ("38_4", ["38_4"]),
-        ("38_[5-7,9%2]", ["38_5", "38_6", "38_7", "38_9"]),
-        ("38_[3]", ["38_3"]),
+        ("38", "38"),
+        ("38_4", "38_4"),
+        ("38_[5-7,9%2]", "38_5 38_6 38_7 38_9"),
+        ("38_[3]", "38_3"),
     ],
 )
-def test_task_ids(job, tasks):
-    assert list(arrays.task_ids(job)) == tasks
-
-
-def test_squeue_rows_have_one_row_for_each_task():
-    line = "38_[0-1]|PENDING|N/A|N/A|1|main|9|Priority|run-a|/a"
-    assert [row.id for row in states.parse_squeue(line)] == ["38_0", "38_1"]
+def test_each_task_has_an_id_and_a_row_of_squeue(job, tasks):
+    assert list(arrays.task_ids(job)) == tasks.split()
+    line = f"{job}|PENDING|N/A|N/A|1|main|9|Priority|run-a|/a"
+    assert [row.id for row in states.parse_squeue(line)] == tasks.split()
 
 
 @pytest.mark.parametrize(
-    ("states_of_tasks", "state", "reason"),
+    ("tasks", "state", "reason"),
     [
         (
-            [State.SUCCEEDED, State.RUNNING, State.QUEUED, State.FAILED],
-            State.RUNNING,
+            "succeeded running queued failed",
+            "running",
             "4 tasks: 1 running, 1 queued, 1 succeeded, 1 failed; task 1: running",
         ),
+        ("succeeded failed", "failed", "2 tasks: 1 succeeded, 1 failed; task 1: failed"),
+        ("succeeded succeeded", "succeeded", "2 tasks: 2 succeeded"),
         (
-            [State.SUCCEEDED, State.FAILED],
-            State.FAILED,
-            "2 tasks: 1 succeeded, 1 failed; task 1: failed",
-        ),
-        ([State.SUCCEEDED] * 2, State.SUCCEEDED, "2 tasks: 2 succeeded"),
-        (
-            [State.SUCCEEDED, State.CANCELLED],
-            State.CANCELLED,
+            "succeeded cancelled",
+            "cancelled",
             "2 tasks: 1 succeeded, 1 cancelled; task 1: cancelled",
         ),
         (
-            [State.SUCCEEDED, State.UNKNOWN, State.RUNNING],
-            State.UNKNOWN,
+            "succeeded unknown running",
+            "unknown",
             "3 tasks: 1 running, 1 unknown, 1 succeeded; task 1: unknown",
         ),
     ],
 )
-def test_the_combined_status_of_tasks(states_of_tasks, state, reason):
-    status = arrays.combined_status([Status(one, reason=one.value) for one in states_of_tasks])
-    assert (status.state, status.reason) == (state, reason)
+def test_the_combined_status_of_tasks(tasks, state, reason):
+    status = arrays.combined_status([Status(State(one), reason=one) for one in tasks.split()])
+    assert (status.state.value, status.reason) == (state, reason)
 
 
 TASK = """

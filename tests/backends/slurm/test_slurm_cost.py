@@ -9,7 +9,7 @@ from decimal import Decimal
 import pytest
 
 from deploykit.backends import slurm
-from deploykit.backends.slurm import job_cost, site, states
+from deploykit.backends.slurm import site, states
 from deploykit.backends.slurm.options import Options
 from deploykit.job.model import Resources
 from tests.backends.slurm.plans import job
@@ -23,10 +23,10 @@ RESOURCES = Resources(
 
 
 def test_the_weights_are_those_of_slurms_own_example():
-    weights = job_cost.billing_weights(WEIGHTED)
+    weights = site.billing_weights(WEIGHTED)
     assert weights == {"cpu": 1, "mem": Decimal("0.25") / 1024, "gres/gpu": 2}
-    assert job_cost.billing_units(weights, RESOURCES, largest=False) == 2 * (8 + 4 + 8)
-    assert job_cost.billing_units(weights, RESOURCES, largest=True) == 2 * 8
+    assert site.billing_units(weights, RESOURCES, largest=False) == 2 * (8 + 4 + 8)
+    assert site.billing_units(weights, RESOURCES, largest=True) == 2 * 8
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_the_weights_are_those_of_slurms_own_example():
 def test_what_the_job_file_does_not_say_is_not_guessed(text, resources, message):
     changed = dataclasses.replace(RESOURCES, **resources)
     with pytest.raises(ValueError, match=message):
-        job_cost.billing_units(job_cost.billing_weights(text), changed, largest=False)
+        site.billing_units(site.billing_weights(text), changed, largest=False)
 
 
 @pytest.fixture
@@ -66,40 +66,26 @@ def test_the_price_of_a_billing_hour(profile):
     assert slurm.cost(changed, options).amount("likely") == Decimal("0.01") * 16
 
 
-UNKNOWN = {
-    "site": ({}, "the billing weights of the partition: `deploykit backends slurm --probe`"),
-    "none": ({"site": "/no/site.json"}, "the billing weights of the partition: /no/site.json"),
-}
-
-
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_without_weights_the_cost_is_unknown(name):
-    changes, text = UNKNOWN[name]
-    estimate = slurm.cost(job(), Options(price="0.01 EUR/billing-hour", **changes))
-    assert estimate.unknown[0].startswith(text)
+@pytest.mark.parametrize(
+    ("per", "options", "text"),
+    [
+        ("billing", {}, "the billing weights of the partition: `deploykit backends slurm --probe`"),
+        ("billing", {"site": "/no/x.json"}, "the billing weights of the partition: /no/x.json"),
+        ("gpu", {"exclusive": True}, "with slurm.exclusive the job is charged by whole nodes"),
+        ("gpu", {"extra": {"gpus-per-task": "1"}}, "slurm.extra sets gpus-per-task"),
+        ("cpu", {}, "set resources.cpus_per_node"),
+    ],
+)
+def test_what_the_job_file_does_not_say_leaves_the_cost_unknown(per, options, text):
+    estimate = slurm.cost(job(), Options(price=f"1 EUR/{per}-hour", **options))
+    assert text in estimate.unknown[0]
     assert estimate.amount("worst") is None
+    assert slurm.cost(job(), Options(price="1 EUR/node-hour", **options)).unknown == ()
 
 
 def test_a_partition_without_weights_leaves_the_cost_unknown(profile):
     options = Options(price="0.01 EUR/billing-hour", site=profile(""), partition="cpu")
     assert "the site profile has none" in slurm.cost(job(), options).unknown[0]
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"exclusive": True}, "with slurm.exclusive the job is charged by whole nodes"),
-        ({"extra": {"gpus-per-task": "1"}}, "slurm.extra sets gpus-per-task"),
-    ],
-)
-def test_resources_that_the_job_file_does_not_count(options, text):
-    assert text in slurm.cost(job(), Options(price="1 EUR/gpu-hour", **options)).unknown[0]
-    assert slurm.cost(job(), Options(price="1 EUR/node-hour", **options)).unknown == ()
-
-
-def test_cores_that_the_job_file_leaves_to_the_site_are_unknown():
-    (text,) = slurm.cost(job(), Options(price="1 EUR/cpu-hour")).unknown
-    assert "set resources.cpus_per_node" in text
 
 
 def test_slurm_tells_the_weights_and_what_counts():
@@ -128,7 +114,7 @@ def test_the_weights_of_a_real_partition_are_read(cluster):
     subprocess.run([*set_weights[:-1], f"TRESBillingWeights={chosen}"], check=True)
     try:
         weights = site.read().partition(None).billing_weights
-        assert job_cost.billing_weights(weights) == job_cost.billing_weights(chosen)
-        assert len(job_cost.billing_weights(weights)) == 2
+        assert site.billing_weights(weights) == site.billing_weights(chosen)
+        assert len(site.billing_weights(weights)) == 2
     finally:
         subprocess.run(set_weights, check=False)

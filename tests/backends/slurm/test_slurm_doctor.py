@@ -73,29 +73,26 @@ def test_the_profile_rejects_what_the_controller_rejects(name, cluster, make_pla
     assert (done.returncode != 0) is bool(path), done.stderr
 
 
-def test_time_limits_of_a_partition(cluster, project):
-    subprocess.run(["scontrol", "update", "PartitionName=low", "MaxTime=4"], check=True)
+@pytest.mark.parametrize(
+    ("change", "undo", "partition", "path", "severity", "said"),
+    [
+        ("MaxTime=4", "MaxTime=INFINITE", "low", "resources.time_limit", "error", "240 s"),
+        ("State=DRAIN", "State=RESUME", None, "resources.nodes", "warning", "3 of the 4 suitable"),
+    ],
+)
+def test_a_change_of_the_cluster_is_seen(cluster, change, undo, partition, path, severity, said):
+    """The limit of a partition, which others do not have; a drained node."""
+    what = ["PartitionName=low"] if partition else ["NodeName=n1", "Reason=test"]
+    subprocess.run(["scontrol", "update", *what, change], check=True)
     try:
         profile = site.read()
     finally:
-        subprocess.run(["scontrol", "update", "PartitionName=low", "MaxTime=INFINITE"], check=True)
-    job = JobSpec("one", Entrypoint("train.py"), Resources(time_limit=600))
-    (problem,) = site.problems(job, slurm.Options(partition="low"), profile)
-    assert problem.path == "resources.time_limit"
-    assert "240 s" in problem.message
-    assert not list(site.problems(job, slurm.Options(), profile))
-
-
-def test_a_drained_node_makes_the_job_wait(cluster):
-    drain = ["scontrol", "update", "NodeName=n1", "Reason=test"]
-    subprocess.run([*drain, "State=DRAIN"], check=True)
-    try:
-        profile = site.read()
-    finally:
-        subprocess.run([*drain, "State=RESUME"], check=True)
+        subprocess.run(["scontrol", "update", *what, undo], check=True)
     job = JobSpec("one", Entrypoint("train.py"), Resources(time_limit=600, nodes=4))
-    (problem,) = site.problems(job, slurm.Options(), profile)
-    assert (problem.path, problem.severity) == ("resources.nodes", "warning")
+    (problem,) = site.problems(job, slurm.Options(partition=partition), profile)
+    assert (problem.path, problem.severity) == (path, severity)
+    assert said in problem.message
+    assert not partition or not list(site.problems(job, slurm.Options(), profile))
 
 
 def test_a_profile_of_the_cluster_is_used_by_check_elsewhere(cluster, project, capsys, monkeypatch):

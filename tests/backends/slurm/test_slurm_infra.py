@@ -60,31 +60,24 @@ def test_start_use_stop(box):
     assert cluster_command("status", box).returncode == 3
 
 
-def test_start_and_stop_can_be_repeated(box):
-    assert cluster_command("start", box, *SMALL).returncode == 0
-    again = cluster_command("start", box, *SMALL)
-    assert (again.returncode, "already running" in again.stdout) == (0, True)
-    other = cluster_command("start", box, "--nodes", "3")
-    assert other.returncode == 1
-    assert "stop it first" in other.stderr
-    for _ in range(2):
-        assert cluster_command("stop", box).returncode == 0
-    assert cluster_command("start", box, *SMALL).returncode == 0
-
-
-def test_stop_ends_jobs_that_ignore_sigterm(box):
+def test_stop_can_be_repeated_and_ends_jobs_that_ignore_sigterm(box):
     assert cluster_command("start", box, *SMALL).returncode == 0
     job = box / "job.sh"
     job.write_text('#!/bin/bash\ntrap "" TERM\nsetsid sleep 600 &\nsrun sleep 600\n')
     assert in_box(box, "sbatch", f"--output={box}/out", str(job)).returncode == 0
     # the one in its own session, srun, and its task
     wait_for(lambda: sum(b"sleep" in words for _, words in alive(box)) >= 3)
-    assert cluster_command("stop", box).returncode == 0
-    assert alive(box) == []
+    for _ in range(2):
+        assert cluster_command("stop", box).returncode == 0
+        assert alive(box) == []
 
 
-def test_a_dead_controller_is_replaced(box):
+def test_start_can_be_repeated_and_replaces_a_dead_controller(box):
     assert cluster_command("start", box, *SMALL).returncode == 0
+    again = cluster_command("start", box, *SMALL)
+    assert (again.returncode, "already running" in again.stdout) == (0, True)
+    other = cluster_command("start", box, "--nodes", "3")
+    assert (other.returncode, "stop it first" in other.stderr) == (1, True)
     pid = int((box / "run" / "slurmctld.pid").read_text())
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: cluster_command("status", box).returncode == 3)
@@ -106,80 +99,47 @@ def test_three_clusters_start_at_the_same_time(box, tmp_path):
             assert cluster_command("stop", folder).returncode == 0
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="optional: only root can become another user")
-def test_without_root(box):
-    nobody = 65534
-    own = box / "own"
-    script = Path(shutil.copytree(CLUSTER.parent, box / "infra"))
-    own.mkdir()
-    for path in (box, own):
-        os.chown(path, nobody, nobody)
-
-    def command(*words):
-        argv = ["/usr/bin/python3", str(script / "cluster.py"), *words]
-        return subprocess.run(
-            argv,
-            user=nobody,
-            group=nobody,
-            extra_groups=[],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    started = command("start", str(own), *SMALL)
-    try:
-        assert started.returncode == 0, started.stderr
-        env = {**os.environ, "SLURM_CONF": str(own / "slurm.conf")}
-        ran = subprocess.run(
-            ["srun", "id", "-u"],
-            env=env,
-            user=nobody,
-            group=nobody,
-            extra_groups=[],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert ran.stdout == f"{nobody}\n", ran.stderr
-    finally:
-        assert command("stop", str(own)).returncode == 0
-    assert alive(own) == []
-
-
 @pytest.fixture
 def owned(open_place):  # noqa: F811 - the fixture
-    """A folder of another user's that everyone can enter, and that user's command for it."""
+    """A folder of another user's that everyone can enter, and a function to run what as whom."""
     if os.getuid():
         pytest.skip("only root can become another user")
-    script = Path(shutil.copytree(CLUSTER.parent, open_place / "infra"))
+    script = Path(shutil.copytree(CLUSTER.parent, open_place / "infra")) / "cluster.py"
     folder = open_place / "box"
     folder.mkdir(mode=0o755)
     os.chown(folder, STRANGER, STRANGER)
 
-    def command(verb, *words):
-        argv = ["/usr/bin/python3", script / "cluster.py", verb, folder, *words]
-        who = {"user": STRANGER, "group": STRANGER, "extra_groups": []}
-        return subprocess.run(argv, **who, capture_output=True, text=True, check=False)
+    def run_as(who, *argv):
+        words = ["/usr/bin/python3", script, argv[1], folder, *argv[2:]]
+        return subprocess.run(
+            words if argv[0] == "cluster" else argv,
+            env={**os.environ, "SLURM_CONF": str(folder / "slurm.conf")},
+            user=who,
+            group=who,
+            extra_groups=[],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
-    yield folder, command
-    command("stop")
+    yield folder, run_as
+    run_as(STRANGER, "cluster", "stop")
 
 
 def test_only_the_owner_can_submit_jobs(needs_slurm, owned):
-    """Even in a folder that was open: all jobs run as the owner."""
-    folder, command = owned
-    done = command("start", *SMALL)
+    """Also without root, and in a folder that was open: all jobs run as the owner."""
+    folder, run_as = owned
+    done = run_as(STRANGER, "cluster", "start", *SMALL)
     assert done.returncode == 0, done.stderr
     assert f"{folder}: was accessible to other users; its mode is now 0700" in done.stdout
-    env = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
-    other = {"user": "daemon", "group": "daemon", "extra_groups": []}
-    other |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    commands = (["srun", "id", "-u"], ["srun", "cat", folder / "munge/key"])
-    for ran in [subprocess.Popen(argv, env=env, **other) for argv in commands]:  # a minute each
-        assert (ran.communicate()[0], ran.returncode != 0) == (b"", True)
+    assert run_as(STRANGER, "srun", "id", "-u").stdout == f"{STRANGER}\n"
+    for argv in (["srun", "id", "-u"], ["srun", "cat", folder / "munge/key"]):
+        ran = run_as("daemon", *argv)
+        assert (ran.stdout, ran.returncode != 0) == ("", True)
     assert modes(folder)["."] == modes(folder)["munge"] == 0o700
     assert modes(folder)["munge/key"] == 0o600
+    assert run_as(STRANGER, "cluster", "stop").returncode == 0
+    assert alive(folder) == []
 
 
 def test_other_users_cannot_reach_munge(needs_slurm, open_place):  # noqa: F811

@@ -143,18 +143,13 @@ def test_a_job_that_was_suspended_and_resumed_goes_on(cluster, make_plan, send, 
     assert "received" not in text
 
 
-def test_cancel_a_pending_job(cluster, make_plan, send):
+def test_cancel_a_pending_job_and_none_of_another_name(cluster, make_plan, send):
     handle = send(make_plan(SLOW, options=Options(extra={"hold": ""})))
     assert "held" in wait_for(lambda: state_of(handle).reason)
-    slurm.cancel(handle)
-    assert ended(handle).state is State.CANCELLED
-
-
-def test_cancel_does_not_affect_a_job_of_another_name(cluster, make_plan, send):
-    handle = send(make_plan(SLOW))
     slurm.cancel(Handle("slurm", "localhost", handle.id, "another", handle.folder))
     assert not state_of(handle).state.final
     slurm.cancel(handle)
+    assert ended(handle).state is State.CANCELLED
 
 
 def test_a_log_is_followed_until_the_job_ends(cluster, make_plan, send):
@@ -176,24 +171,17 @@ def test_no_line_is_lost_or_repeated_across_a_requeue(cluster, tmp_path, monkeyp
     assert result["ranks_with_every_line_once_in_order"] == 8
 
 
-def test_find_returns_the_handle_of_a_run(cluster, make_plan, send, tmp_path):
-    plan = make_plan(REPORT)
-    folder = folder_of(plan.run, tmp_path)
-    assert slurm.find(plan.run, folder, plan.target) is None
-    handle = send(plan)
-    assert slurm.find(plan.run, folder, plan.target) == handle
-    assert ended(handle).state is State.SUCCEEDED
-    assert slurm.find(plan.run, folder, plan.target) == handle
-
-
-def test_a_repeated_submit_trains_once(cluster, make_plan, send, tmp_path):
+def test_a_run_is_found_and_a_repeated_submit_trains_once(cluster, make_plan, send, tmp_path):
     count = f"open({str(tmp_path / 'starts')!r}, 'a').write('x')"
     plan = make_plan(count, options=Options(extra={"hold": ""}))
-    handles = [send(plan), send(plan)]
+    folder = folder_of(plan.run, tmp_path)
+    assert slurm.find(plan.run, folder, plan.target) is None
+    handles = [send(plan)]
+    assert slurm.find(plan.run, folder, plan.target) == handles[0]
+    handles.append(send(plan))
     output("scontrol", "release", *(handle.id for handle in handles))
     assert {ended(handle).state for handle in handles} == {State.SUCCEEDED}
     assert (tmp_path / "starts").read_text() == "x"
-    folder = folder_of(plan.run, tmp_path)
     first = slurm.find(plan.run, folder, plan.target)
     assert first.id == str((folder / "claim").readlink())
     log = (folder / "logs/slurm.log").read_text()
@@ -201,17 +189,12 @@ def test_a_repeated_submit_trains_once(cluster, make_plan, send, tmp_path):
 
 
 def test_the_status_of_many_runs(cluster, make_plan, send):
-    handles = [
-        send(make_plan(REPORT, run=f"many-{n}", options=Options(extra={"hold": ""})))
-        for n in range(5)
-    ]
+    held = Options(extra={"hold": ""})
+    handles = [send(make_plan(REPORT, run=f"many-{n}", options=held)) for n in range(5)]
     slurm.cancel(handles[0])
     ended(handles[0])
-    status_by_handle = slurm.status(handles)
-    assert [status_by_handle[handle].state for handle in handles] == [
-        State.CANCELLED,
-        *[State.QUEUED] * 4,
-    ]
+    states = [status.state.value for status in slurm.status(handles).values()]
+    assert states == ["cancelled", *["queued"] * 4]
 
 
 @pytest.mark.parametrize(
@@ -272,30 +255,15 @@ def test_a_job_is_found_that_a_frozen_controller_queued(cluster, make_plan, send
 
 
 def test_a_submit_from_a_rank_of_another_job(cluster, make_plan, send, tmp_path, monkeypatch):
-    inherited = {
-        "RANK": "3",
-        "WORLD_SIZE": "9",
-        "DEPLOYKIT_NODE_RANK": "5",
-        "DEPLOYKIT_NODES": "7",
-        "SLURM_JOB_ID": "1",
-        "SLURM_NODEID": "4",
-        "SLURM_MEM_PER_CPU": "5",
-        "SBATCH_TIMELIMIT": "1",
-        "SBATCH_ARRAY_INX": "0-3",
-        "SQUEUE_STATES": "CG",
-        "SBATCH_EXPORT": "NONE",
-    }
-    for name, value in inherited.items():
-        monkeypatch.setenv(name, value)
+    inherited = "RANK=3 WORLD_SIZE=9 DEPLOYKIT_NODE_RANK=5 DEPLOYKIT_NODES=7 SLURM_JOB_ID=1 "
+    inherited += "SLURM_NODEID=4 SLURM_MEM_PER_CPU=5 SBATCH_TIMELIMIT=1 SBATCH_ARRAY_INX=0-3 "
+    inherited += "SQUEUE_STATES=CG SBATCH_EXPORT=NONE"
+    for variable in inherited.split():
+        monkeypatch.setenv(*variable.split("="))
     handle = send(make_plan(REPORT, memory=512 * 1024**2))
     assert ended(handle).state is State.SUCCEEDED
     _, environ = json.loads((folder_of("one-1", tmp_path) / "output/0").read_text())
     assert environ["WORLD_SIZE"] == "1"
-
-
-def test_export_none_does_not_affect_the_steps(cluster, make_plan, send):
-    options = Options(extra={"export": "NONE"})
-    assert ended(send(make_plan(REPORT, options=options))).state is State.SUCCEEDED
 
 
 def test_sampled_states_agree_with_the_controllers_throughout_a_requeue(cluster, make_plan, send):
@@ -320,18 +288,15 @@ def test_sampled_states_agree_with_the_controllers_throughout_a_requeue(cluster,
     wait_for(lambda: sample() == "COMPLETED")
 
 
-def test_gpus_by_gres(cluster, make_plan, send, tmp_path):
-    plan = make_plan(REPORT, gpus_per_node=2, options=Options(gres_style="gres"))
-    assert ended(send(plan)).state is State.SUCCEEDED
+def test_gpus_by_gres_with_setup_and_export_none(cluster, make_plan, send, tmp_path):
+    """Setup runs first and is not read as a directive; the export does not affect the steps."""
+    marker = tmp_path / "set up"
+    setup = ("#SBATCH --hold", f"echo \"$SLURM_JOB_ID\" > '{marker}'")
+    options = Options(gres_style="gres", setup=setup, extra={"export": "NONE"})
+    handle = send(make_plan(REPORT, gpus_per_node=2, options=options))
+    assert ended(handle).state is State.SUCCEEDED
     ranks = sorted(path.name for path in (folder_of("one-1", tmp_path) / "output").iterdir())
     assert ranks == ["0", "1"]
-
-
-def test_setup_runs_first_and_is_not_read_as_a_directive(cluster, make_plan, send, tmp_path):
-    marker = tmp_path / "set up"
-    options = Options(setup=("#SBATCH --hold", f"echo \"$SLURM_JOB_ID\" > '{marker}'"))
-    handle = send(make_plan(REPORT, options=options))
-    assert ended(handle).state is State.SUCCEEDED
     assert marker.read_text() == f"{handle.id}\n"
 
 

@@ -54,35 +54,26 @@ def process_record(folder, rank, attempt=0):
     (folder / "exit_records" / f"process-{rank}.json").write_text(json.dumps(content))
 
 
-def test_many_runs_cost_one_squeue(answers):
+def test_many_runs_cost_one_squeue_and_those_that_ended_one_scontrol(answers):
     answers["squeue"] = SQUEUE
     handles = [handle(34, "run-a"), handle(36, "run-c"), handle(37, "run-d")]
-    statuses = jobs.status(handles)
-    assert [statuses[h].native for h in handles] == ["RUNNING", "CONFIGURING", "PENDING"]
+    natives = [status.native for status in jobs.status(handles).values()]
+    assert natives == ["RUNNING", "CONFIGURING", "PENDING"]
     assert answers.calls == ["squeue"]
+    completed = scontrol("COMPLETED", id=50, name="x")
+    answers["scontrol"] = completed + scontrol("FAILED", id=51, name="y", code="3:0")
+    statuses = jobs.status([handle(34, "run-a"), handle(50, "x"), handle(51, "y")])
+    assert [status.exit_code for status in statuses.values()] == [None, 0, 3]
+    assert answers.calls == ["squeue", "squeue", "scontrol"]
 
 
-def test_ended_runs_cost_one_scontrol(answers):
-    answers["squeue"] = SQUEUE
-    answers["scontrol"] = scontrol("COMPLETED", id=50, name="x") + scontrol(
-        "FAILED", id=51, name="y", code="3:0"
-    )
-    handles = [handle(34, "run-a"), handle(50, "x"), handle(51, "y")]
-    statuses = jobs.status(handles)
-    assert [statuses[h].exit_code for h in handles] == [None, 0, 3]
-    assert answers.calls == ["squeue", "scontrol"]
-
-
-def test_a_job_of_another_name_is_not_the_run(answers):
-    answers["squeue"] = SQUEUE
-    run = handle(34, "run-z")
-    assert jobs.status([run])[run].state is State.FAILED
-
-
-def test_sacct_is_queried_last(answers):
-    answers["sacct"] = SACCT
-    run = handle(42, "run-c")
-    assert jobs.status([run])[run].native == "TIMEOUT"
+@pytest.mark.parametrize(
+    ("job", "name", "native"), [(34, "run-z", "no record"), (42, "run-c", "TIMEOUT")]
+)
+def test_a_job_is_known_by_its_name_and_sacct_is_queried_last(answers, job, name, native):
+    answers |= {"squeue": SQUEUE, "sacct": SACCT}
+    run = handle(job, name)
+    assert jobs.status([run])[run].native == native
 
 
 def test_the_exit_code_and_reason_of_the_first_failure(answers, tmp_path):
@@ -149,12 +140,7 @@ def test_on_another_cluster_the_status_is_unknown(answers, tmp_path):
     status = status_of(tmp_path)
     assert status.state is State.UNKNOWN
     assert "'here', and this is 'there'" in status.reason
-
-
-def test_on_another_cluster_the_status_of_an_array_is_unknown(answers, tmp_path):
-    (tmp_path / "cluster").write_text("here\n")
     (tmp_path / "array").write_text("2\n")
-    answers["scontrol"] = "ClusterName             = there\n"
     assert status_of(tmp_path).state is State.UNKNOWN
     answers["squeue"] = "34_[0-1%1]|PENDING|N/A|N/A|1|main|9|JobHeldUser|run-a|/a\n"
     assert status_of(tmp_path).reason.startswith("2 tasks: 2 queued; task 0: held")
@@ -169,30 +155,19 @@ def test_without_an_answer_the_status_is_unknown(answers, tmp_path):
     assert "Unable to contact" in status.reason
 
 
-def batch_log(folder, name, *lines):
-    (folder / "logs").mkdir(exist_ok=True)
-    (folder / "logs" / name).write_text("\n".join([*lines, ""]))
-
-
 def test_a_job_that_ends_before_its_launchers_says_why(answers, tmp_path):
-    run = handle(34, "run-a", tmp_path)
-    answers["scontrol"] = scontrol("FAILED", code="78:0", reason="NonZeroExitCode")
+    failed = answers["scontrol"] = scontrol("FAILED", code="78:0", reason="NonZeroExitCode")
     killed = "all its processes were killed before any of them recorded a reason"
-    assert jobs.status([run])[run].reason == killed
+    assert status_of(tmp_path).reason == killed
     why = "the job cannot start: a module of slurm.modules cannot be loaded: cuda/99"
-    batch_log(tmp_path, "slurm.log", "module: not found", f"deploykit: {why}")
-    status = jobs.status([run])[run]
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/slurm.log").write_text(f"module: not found\ndeploykit: {why}\n")
+    status = status_of(tmp_path)
     assert (status.state, status.exit_code, status.reason) == (State.FAILED, 78, why)
-
-
-def test_a_task_that_ends_before_its_launchers_says_why(answers, tmp_path):
     (tmp_path / "array").write_text("2\n")
-    run = handle(34, "run-a", tmp_path)
     task = "JobId={} ArrayJobId=34 ArrayTaskId={} JobName="
-    failed = scontrol("FAILED", code="78:0", reason="NonZeroExitCode")
     answers["scontrol"] = "".join(
         failed.replace("JobId=34 JobName=", task.format(34 + n, n)) for n in (0, 1)
     )
-    batch_log(tmp_path, "slurm-0.log", "deploykit: the job cannot start: slurm.setup failed")
-    reason = jobs.status([run])[run].reason
-    assert reason == "2 tasks: 2 failed; task 0: the job cannot start: slurm.setup failed"
+    (tmp_path / "logs/slurm-0.log").write_text(f"deploykit: {why}\n")
+    assert status_of(tmp_path).reason == f"2 tasks: 2 failed; task 0: {why}"

@@ -113,32 +113,22 @@ def test_a_lone_colon_reaches_the_trainer_and_not_srun(tmp_path):
     assert printed.stdout.decode().split("\0")[-4:] == ["a", ":", "it's\r\n", ""]
 
 
-def test_only_the_first_job_of_a_run_starts_it(tmp_path):
+def test_only_the_first_job_of_a_run_starts_it_and_its_exit_code_is_that_of_srun(tmp_path):
     text = script()
     folder = tmp_path / "state folder/runs/digits-1"
+    done = run_by_bash(text, tmp_path, "7")
+    assert (done.returncode, "the run's folder is not writable" in done.stdout) == (73, True)
     (folder / "source").mkdir(parents=True)
     assert run_by_bash(text, tmp_path, "7").returncode == 0
     record = folder / "source/record"
     record.unlink()
     second = run_by_bash(text, tmp_path, "8")
-    assert (second.returncode, second.stdout) == (
-        0,
-        "deploykit: job 7 has already started this run; job 8 exits\n",
-    )
+    said = "deploykit: job 7 has already started this run; job 8 exits\n"
+    assert (second.returncode, second.stdout) == (0, said)
     assert not record.exists()
     assert run_by_bash(text, tmp_path, "7").returncode == 0
     assert record.exists()
-
-
-def test_a_run_folder_that_is_not_writable_fails_the_job(tmp_path):
-    done = run_by_bash(script(), tmp_path, "7")
-    assert done.returncode == 73
-    assert "the run's folder is not writable" in done.stdout
-
-
-def test_the_exit_code_of_srun_is_that_of_the_script(tmp_path):
-    (tmp_path / "state folder/runs/digits-1/source").mkdir(parents=True)
-    assert run_by_bash(script(), tmp_path, "7", "#!/bin/sh\nexit 7\n").returncode == 7
+    assert run_by_bash(text, tmp_path, "7", "#!/bin/sh\nexit 7\n").returncode == 7
 
 
 @pytest.mark.parametrize("backend", ["local", "slurm"])
@@ -167,12 +157,13 @@ def test_setup_lines_are_shell(home):
     assert all(match.start() < first for match in others)
 
 
-def test_a_python_in_the_home_folder_is_found_on_the_node(home):
-    text = script(options=Options(python="~/my env/bin/python"))
-    assert """    "$HOME"/'my env/bin/python' .deploykit/launch.py torchrun""" in text
-
-
-def test_the_default_python_is_the_one_that_runs_deploykit(home):
-    assert f"    {shlex.quote(sys.executable)} .deploykit/launch.py torchrun" in script(
-        options=Options()
-    )
+@pytest.mark.parametrize(
+    ("options", "python"),
+    [
+        ({"python": "~/my env/bin/python"}, """"$HOME"/'my env/bin/python'"""),
+        ({}, shlex.quote(sys.executable)),
+    ],
+)
+def test_the_python_that_runs_the_launcher(home, options, python):
+    """One in the home folder is found on the node; the default is the one that runs deploykit."""
+    assert f"    {python} .deploykit/launch.py torchrun" in script(options=Options(**options))

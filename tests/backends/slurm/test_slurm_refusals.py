@@ -67,22 +67,22 @@ def test_a_refused_job_has_one_story(deploykit):
     assert row["reason"] == told["error"]["message"]
 
 
-def test_a_module_that_cannot_be_loaded_is_the_reason_and_the_cause(deploykit):
-    deploykit(*submit("one", "slurm.modules=[cuda/99]"))
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ("modules=[cuda/99]", "a module of slurm.modules cannot be loaded: cuda/99"),
+        ("setup=[. nowhere/activate]", "slurm.setup failed with exit code 1: . nowhere/activate"),
+        (
+            "setup=['true', test -d /nope]",
+            "slurm.setup failed with exit code 1: test -d /nope",
+        ),
+        ("setup=[x=$(exit 7), echo never]", "slurm.setup failed with exit code 7: x=$(exit 7)"),
+    ],
+)
+def test_what_keeps_a_job_from_starting_is_the_reason_and_the_cause(deploykit, setting, why):
+    deploykit(*submit("one", f"slurm.{setting}"))
     code, row, _ = deploykit("wait", "one")
-    assert (code, row["reason"]) == (
-        78,
-        "the job cannot start: a module of slurm.modules cannot be loaded: cuda/99",
-    )
-    _, found, _ = deploykit("diagnose", "one")
-    assert [cause["cause"] for cause in found["causes"]] == ["environment_setup"]
-
-
-def test_a_setup_that_fails_is_the_reason_and_the_cause(deploykit):
-    deploykit(*submit("one", "slurm.setup=[source nowhere/activate]"))
-    code, row, _ = deploykit("wait", "one")
-    why = "the job cannot start: slurm.setup failed with exit code 1: source nowhere/activate"
-    assert (code, row["reason"]) == (78, why)
+    assert (code, row["reason"]) == (78, f"the job cannot start: {why}")
     _, found, _ = deploykit("diagnose", "one")
     assert [cause["cause"] for cause in found["causes"]] == ["environment_setup"]
 

@@ -58,21 +58,14 @@ def problems(profile, *, options=None, **resources):
 
 def test_a_profile_has_what_the_commands_print(prod):
     assert (prod.cluster, prod.version, prod.accounting) == ("prod", "23.11.4", True)
-    assert (prod.gpu_style, prod.has_memory, prod.pyxis, prod.max_array_size) == (
-        "gres",
-        False,
-        True,
-        1001,
-    )
+    found = (prod.gpu_style, prod.has_memory, prod.pyxis, prod.max_array_size)
+    assert found == ("gres", False, True, 1001)
     cpu, gpu = prod.partitions
     assert (cpu.default, cpu.max_seconds, cpu.max_nodes, cpu.accounts) == (True, 129600, None, None)
     assert (gpu.max_seconds, gpu.max_nodes, gpu.min_nodes) == (14400, 8, 2)
     assert gpu.accounts == ("vision", "speech")
-    assert [(s.count, s.usable, s.gpus) for s in prod.node_groups] == [
-        (2, 1, 0),
-        (2, 2, 4),
-        (1, 0, 8),
-    ]
+    counts = [(group.count, group.usable, group.gpus) for group in prod.node_groups]
+    assert counts == [(2, 1, 0), (2, 2, 4), (1, 0, 8)]
     assert prod.node_groups[1].features == ("a100", "ib")
 
 
@@ -113,15 +106,11 @@ def test_what_the_site_would_reject(options, resources, paths, prod):
     assert problems(prod, options=options, **resources) == paths
 
 
-def test_a_container_requires_pyxis(prod):
-    job = JobSpec("one", Entrypoint("train.py"), Resources(time_limit=600))
-    options = slurm.Options(container=Container("ubuntu"))
-    assert list(site.problems(job, options, prod)) == []
-    (problem,) = site.problems(job, options, dataclasses.replace(prod, pyxis=False))
-    assert problem.path == "slurm.container.runtime"
-
-
-def test_a_site_without_a_default_partition(prod):
+def test_a_container_requires_pyxis_and_a_job_a_partition(prod):
+    options = {"container": Container("ubuntu")}
+    assert problems(prod, options=options) == []
+    without = dataclasses.replace(prod, pyxis=False)
+    assert problems(without, options=options) == [("slurm.container.runtime", "error")]
     closed = dataclasses.replace(prod, partitions=prod.partitions[1:])
     assert problems(closed) == [("slurm.partition", "error")]
 

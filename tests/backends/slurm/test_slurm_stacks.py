@@ -28,21 +28,34 @@ STANDING = ["work at train.py:5: time.sleep(900)", "work at train.py:6: time.sle
 
 
 def test_one_task_on_each_node_beside_the_others():
-    argv = jobs.step_argv("42", ["n1", "n2"])
+    argv = jobs.step_argv(Handle("slurm", "localhost", "42", "one", "/x"), ["n1", "n2"])
     assert argv[0] == "srun"
     assert {"--jobid=42", "--overlap", "--nodelist=n1,n2", "--ntasks=2"} <= set(argv)
+
+
+@pytest.fixture
+def hang(cluster, make_plan, send, monkeypatch):
+    """A function that starts ranks on two nodes; later commands run as if inside another job."""
+    handles = []
+
+    def start(ranks, **more):
+        handles.append(send(make_plan(HANGING, nodes=2, processes_per_node=ranks // 2, **more)))
+        folder = Path(handles[0].folder)
+        monkeypatch.setenv("SLURM_NNODES", "1")
+        monkeypatch.setenv("SLURM_JOB_ID", "1")
+        wait_for(lambda: len(exit_records.processes(folder)) == ranks)
+        return handles[0], folder
+
+    yield start
+    slurm.cancel(handles[0])
+    ended(handles[0])
 
 
 @pytest.mark.slurm
 @pytest.mark.torch
 @pytest.mark.xdist_group("slurm")
-def test_eight_ranks_on_two_nodes(cluster, make_plan, send, monkeypatch):
-    """Also from inside another job, whose variables srun would obey."""
-    handle = send(make_plan(HANGING, nodes=2, processes_per_node=4))
-    folder = Path(handle.folder)
-    monkeypatch.setenv("SLURM_NNODES", "1")
-    monkeypatch.setenv("SLURM_JOB_ID", "1")
-    wait_for(lambda: len(list(folder.glob("exit_records/process-*.json"))) == 8)
+def test_eight_ranks_on_two_nodes(hang):
+    handle, folder = hang(8)
 
     def all_up():
         name = str(time.monotonic_ns())
@@ -57,20 +70,14 @@ def test_eight_ranks_on_two_nodes(cluster, make_plan, send, monkeypatch):
     assert len({one.host for one in dump.ranks}) == 2
     assert {one.tool for one in dump.ranks} == {"py-spy"}, list(stacks.lines(dump))
     assert dump.absent == []
-    slurm.cancel(handle)
-    ended(handle)
 
 
 @pytest.mark.slurm
 @pytest.mark.torch
 @pytest.mark.xdist_group("slurm")
-def test_a_command_beside_a_rank_of_the_second_node(cluster, make_plan, send, monkeypatch):
-    """Also from inside another job, and with input that it reads."""
-    handle = send(make_plan(HANGING, nodes=2, processes_per_node=2, env={"MINE": "a  b"}))
-    folder = Path(handle.folder)
-    monkeypatch.setenv("SLURM_NNODES", "1")
-    monkeypatch.setenv("SLURM_JOB_ID", "1")
-    wait_for(lambda: len(list(folder.glob("exit_records/process-*.json"))) == 4)
+def test_a_command_beside_a_rank_of_the_second_node(hang):
+    """With input that it reads."""
+    handle, folder = hang(4, env={"MINE": "a  b"})
     hosts = {one.rank: one.host for one in exit_records.processes(folder)}
     script = 'cat; echo "$RANK $MINE $SLURMD_NODENAME $PWD"; exit 7'
     argv = slurm.enter(handle, 3, ["sh", "-c", script], terminal=False)
@@ -78,19 +85,14 @@ def test_a_command_beside_a_rank_of_the_second_node(cluster, make_plan, send, mo
     assert done.stdout == f"in\n3 a  b {hosts[3]} {folder / 'source'}\n", done.stderr
     assert done.returncode == 7
     assert "--pty" in slurm.enter(handle, 3, (), terminal=True)
-    assert len(list(folder.glob("exit_records/process-*.json"))) == 4  # all go on
-    slurm.cancel(handle)
-    ended(handle)
+    assert len(exit_records.processes(folder)) == 4  # all go on
 
 
 def test_a_job_without_a_running_rank(make_plan, tmp_path):
     handle = Handle("slurm", "localhost", "42", "one-1", str(tmp_path))
-    with pytest.raises(TryAgain, match="no rank of one-1 is running"):
-        slurm.dump(handle, tmp_path / "stacks/1", native=False)
-    with pytest.raises(TryAgain, match="no rank of one-1 is running"):
-        slurm.enter(handle, 0, (), terminal=True)
-    (tmp_path / "array").write_text("3\n")
-    with pytest.raises(UsageError, match="is a job array"):
-        slurm.dump(handle, tmp_path / "stacks/1", native=False)
-    with pytest.raises(UsageError, match="is a job array"):
-        slurm.enter(handle, 0, (), terminal=True)
+    for error, match in ((TryAgain, "no rank of one-1 is running"), (UsageError, "is a job array")):
+        with pytest.raises(error, match=match):
+            slurm.dump(handle, tmp_path / "stacks/1", native=False)
+        with pytest.raises(error, match=match):
+            slurm.enter(handle, 0, (), terminal=True)
+        (tmp_path / "array").write_text("3\n")

@@ -19,11 +19,8 @@ def one(text):
 
 def test_squeue():
     rows = {row.id: row for row in states.parse_squeue(SQUEUE)}
-    assert [states.status(rows[job]).state for job in ("37", "36", "34")] == [
-        State.QUEUED,
-        State.QUEUED,
-        State.RUNNING,
-    ]
+    found = [states.status(rows[job]).state for job in ("37", "36", "34")]
+    assert found == [State.QUEUED, State.QUEUED, State.RUNNING]
     assert states.status(rows["34"]).started == at(2, 15, 18)
     assert states.status(rows["37"]).started is None
     assert states.status(rows["37"]).reason == "waiting for the job that it depends on"
@@ -89,19 +86,10 @@ def test_a_job_that_slurm_requeues_is_queued(state, requeue):
     assert ("Slurm requeues it" in status.reason) == bool(requeue)
 
 
-def test_a_preempted_job_of_which_slurm_keeps_only_the_account_has_ended():
-    times = "2026-11-21T02:15:18|2026-11-21T02:15:19"
-    (row,) = states.parse_sacct(f"40|PREEMPTED|0:15|{times}|run-a\n")
-    assert states.status(row).state is State.FAILED
-
-
-def test_a_state_of_a_newer_slurm():
+def test_every_documented_state_is_known():
+    """The states of squeue(1), Slurm 22.05 to 24.11; another one is named."""
     expected = Status(State.UNKNOWN, "DREAMING", "unknown Slurm state DREAMING")
     assert one(scontrol("DREAMING")) == expected
-
-
-def test_every_documented_state_is_known():
-    """The states of squeue(1), Slurm 22.05 to 24.11."""
     assert set(states._STATES) >= {
         *("BOOT_FAIL", "CANCELLED", "COMPLETED", "CONFIGURING", "COMPLETING", "DEADLINE"),
         *("FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PENDING", "PREEMPTED", "RUNNING"),
@@ -149,16 +137,17 @@ def test_a_pending_job_is_blocked_if_it_can_never_start(reason):
     assert status.started is None
 
 
-def test_the_reason_of_a_failed_launch_says_what_to_check():
-    status = one(scontrol("FAILED", code="0:53", reason="JobLaunchFailure"))
-    assert status.exit_code is None
-    assert "logs" in status.reason
-
-
-def test_a_job_that_slurm_cancels_for_its_dependency():
-    status = one(scontrol("CANCELLED", reason="DependencyNeverSatisfied"))
-    assert status.state is State.CANCELLED
-    assert status.reason.startswith("the job that it depends on did not end as required")
+@pytest.mark.parametrize(
+    ("state", "code", "reason", "said"),
+    [
+        ("FAILED", "0:53", "JobLaunchFailure", "see the run's folder and its logs"),
+        ("CANCELLED", "0:0", "DependencyNeverSatisfied", "depends on did not end as required"),
+    ],
+)
+def test_the_reason_of_a_job_that_slurm_itself_ended(state, code, reason, said):
+    status = one(scontrol(state, code=code, reason=reason))
+    assert (status.state.value, status.exit_code) == (state.lower(), None)
+    assert said in status.reason
 
 
 QUEUE = """\
@@ -175,30 +164,19 @@ nonsense
     ("line", "sentence"),
     [
         (
-            "37|PENDING|2026-11-21T03:15:17|N/A|2|main|9|Resources|a|/a",
-            (
-                "waiting for 2 nodes in partition main; 3 jobs ahead; "
-                "expected to start at 2026-11-21 03:15 UTC"
-            ),
+            "2026-11-21T03:15:17|N/A|2|main|9|Resources",
+            "2 nodes in partition main; 3 jobs ahead; expected to start at 2026-11-21 03:15 UTC",
         ),
-        (
-            "37|PENDING|N/A|N/A|1|big,other|9|Priority|a|/a",
-            "waiting for 1 node in partition big,other; 2 jobs ahead",
-        ),
-        (
-            "37|PENDING|N/A|N/A|1|main|11|Priority|a|/a",
-            "waiting for 1 node in partition main; 1 job ahead",
-        ),
-        (
-            "37|PENDING|N/A|N/A|1|main|13|Priority|a|/a",
-            "waiting for 1 node in partition main; no jobs ahead",
-        ),
+        ("N/A|N/A|1|big,other|9|Priority", "1 node in partition big,other; 2 jobs ahead"),
+        ("N/A|N/A|1|main|11|Priority", "1 node in partition main; 1 job ahead"),
+        ("N/A|N/A|1|main|13|Priority", "1 node in partition main; no jobs ahead"),
     ],
 )
 def test_the_position_in_the_queue(line, sentence):
-    (row,) = states.parse_squeue(line)
+    (row,) = states.parse_squeue(f"37|PENDING|{line}|a|/a")
     assert states.has_position(row)
-    assert states.describe_position(row, Queue(states.parse_pending(QUEUE))) == sentence
+    said = states.describe_position(row, Queue(states.parse_pending(QUEUE)))
+    assert said == f"waiting for {sentence}"
 
 
 def test_thousands_of_jobs_are_counted_as_one_by_one():
@@ -220,27 +198,24 @@ def test_thousands_of_jobs_are_counted_as_one_by_one():
         assert queue.ahead(row) == sum(1 for _ in before)
 
 
-def test_a_held_job_has_no_position_in_the_queue():
+def test_jobs_without_a_position_in_the_queue():
+    """One is held, the other was requeued after squeue: scontrol prints no partition."""
     (row,) = states.parse_squeue("37|PENDING|N/A|N/A|2|main|9|JobHeldUser|a|/a")
     assert not states.has_position(row)
-
-
-def test_a_job_that_squeue_did_not_list_has_no_position_in_the_queue():
-    """It was requeued after squeue and before scontrol, which says no partition and priority."""
     (row,) = states.parse_scontrol(scontrol("PENDING", reason="Resources"))
     assert not states.has_position(row)
     assert states.status(row).reason == "waiting for free nodes"
 
 
 def test_sacct():
-    rows = [states.status(row) for row in states.parse_sacct(SACCT)]
-    assert [row.state for row in rows] == [State.SUCCEEDED, State.CANCELLED, State.FAILED]
-    assert [row.exit_code for row in rows] == [0, None, 124]
-
-
-def test_a_name_may_hold_a_bar():
-    (row,) = states.parse_sacct("40|COMPLETED|0:0|N/A|N/A|run|a\n")
-    assert (row.id, row.name) == ("40", "run|a")
+    """A name may hold a bar; a preempted job that only the accounts know has ended."""
+    more = "43|PREEMPTED|0:15|2026-11-21T02:15:18|2026-11-21T02:15:19|run|a\n"
+    rows = list(states.parse_sacct(SACCT + more))
+    statuses = [states.status(row) for row in rows]
+    found = [status.state.value for status in statuses]
+    assert found == ["succeeded", "cancelled", "failed", "failed"]
+    assert [status.exit_code for status in statuses] == [0, None, 124, 143]
+    assert (rows[3].id, rows[3].name) == ("43", "run|a")
 
 
 def test_the_id_of_a_task_is_that_of_its_array_and_its_number():

@@ -53,8 +53,9 @@ def fake_slurm(tmp_path, monkeypatch):
 
 
 def test_sbatch_gets_the_planned_script_in_a_clean_environment(
-    fake_slurm, make_plan, send, tmp_path, monkeypatch
+    fake_slurm, make_plan, send, monkeypatch
 ):
+    """A later import of a submodule does not replace the backend's functions."""
     record = fake_slurm()
     for name in ("SLURM_JOB_ID", "RANK", "SBATCH_TIMELIMIT"):
         monkeypatch.setenv(name, "5")
@@ -67,6 +68,7 @@ def test_sbatch_gets_the_planned_script_in_a_clean_environment(
     environ = record()["environ"]
     assert not {"SLURM_JOB_ID", "RANK", "SBATCH_TIMELIMIT"} & set(environ)
     assert environ["SBATCH_ACCOUNT"] == "lab"
+    assert all(callable(getattr(slurm, name)) for name in ("check", "plan", "submit", "status"))
 
 
 def test_a_submit_records_the_job_the_cluster_and_the_size_of_the_array(
@@ -88,23 +90,18 @@ def test_a_refused_job(fake_slurm, make_plan, send, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_job_that_was_queued_although_sbatch_timed_out(fake_slurm, make_plan, send, tmp_path):
+def test_a_job_that_may_be_queued_although_sbatch_timed_out(fake_slurm, make_plan, send, tmp_path):
+    """It was; it was not; the controller stays silent."""
     row = f"77|PENDING|N/A|N/A|1|main|9|None|one-1|{folder_of('one-1', tmp_path)}/source"
-    fake_slurm(err=TIMEOUT, squeue=f"echo {shlex.quote(row)}")
-    assert send(make_plan("")).id == "77"
-
-
-def test_a_job_that_was_not_queued_when_sbatch_timed_out(fake_slurm, make_plan, send):
     fake_slurm(err=TIMEOUT)
     with pytest.raises(TryAgain, match="Socket timed out"):
         send(make_plan(""))
-
-
-def test_a_controller_that_stays_silent_leaves_it_open(fake_slurm, make_plan, send):
     fake_slurm(err=TIMEOUT, squeue="exit 1")
     with pytest.raises(TryAgain, match="may or may not be queued") as caught:
         send(make_plan(""))
     assert "deploykit submit --run one-1" in caught.value.hint
+    fake_slurm(err=TIMEOUT, squeue=f"echo {shlex.quote(row)}")
+    assert send(make_plan("")).id == "77"
 
 
 def test_find_prefers_the_job_that_claimed_the_run(fake_slurm, tmp_path):
@@ -139,13 +136,6 @@ def test_without_slurm(make_plan, send, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BackendUnavailable, match="'sbatch' is not on PATH"):
         send(plan)
-
-
-def test_a_second_import_does_not_replace_the_functions_of_the_backend(fake_slurm, make_plan, send):
-    """A submodule with the name of a function would do so."""
-    fake_slurm()
-    send(make_plan(""))
-    assert all(callable(getattr(slurm, name)) for name in ("check", "plan", "submit", "status"))
 
 
 def test_queries_have_no_filters_of_the_user():
@@ -206,36 +196,24 @@ FAILED = "sbatch: error: Batch job submission failed: "
             "invalid partition specified: x; Batch job submission failed: Invalid partition name",
             "slurm.partition",
         ),
-        (
-            f"{FAILED}Invalid account or account/partition combination specified",
-            "Invalid account",
-            "slurm.account",
-        ),
-        (
-            f"{FAILED}Requested node configuration is not available",
-            "not available",
-            "request less per node",
-        ),
-        (
-            f"{FAILED}Requested time limit is invalid (missing or exceeds some limit)",
-            "time limit is invalid",
-            "resources.time_limit",
-        ),
-        ("sbatch: error: Memory specification can not be satisfied", "Memory", "resources.memory"),
-        (f"{FAILED}Invalid qos specification", "qos", "slurm.qos"),
+        (f"{FAILED}Invalid account or account/partition combination", None, "slurm.account"),
+        (f"{FAILED}Requested node configuration is not available", None, "request less per node"),
+        (f"{FAILED}Requested time limit is invalid (missing or", None, "resources.time_limit"),
+        ("sbatch: error: Memory specification can not be satisfied", None, "resources.memory"),
+        (f"{FAILED}Invalid qos specification", None, "slurm.qos"),
         (
             "sbatch: unrecognized option '--nope'\nTry \"sbatch --help\" for more information",
             "unrecognized option '--nope'",
             "slurm.extra",
         ),
-        ("sbatch: error: Invalid --mail-type specification", "--mail-type", "slurm.mail_type"),
+        ("sbatch: error: Invalid --mail-type specification", None, "slurm.mail_type"),
     ],
 )
 def test_a_refusal_names_the_key_to_change(text, complaint, hint):
-    """Recorded from Slurm 22.05."""
+    """Recorded from Slurm 22.05. The complaint is the text without sbatch's own words."""
     error = commands.error_for(text)
     assert isinstance(error, SubmitRefused)
-    assert complaint in str(error)
+    assert (complaint or text.removeprefix("sbatch: error: ")) in str(error)
     assert hint in error.hint
 
 

@@ -1,0 +1,67 @@
+"""Commands beside the ranks of a running job, for backends that can start one on their node."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from deploykit.backends import base
+from deploykit.lib.errors import TryAgain
+from deploykit.observe import stacks
+from deploykit.observe.exit_records import RankProcess
+
+
+def dump_command(
+    process: RankProcess, name: str, folders: tuple[str, str], *, native: bool
+) -> list[str]:
+    """The command that writes the stacks of the node where `process` runs, of the backend `name`.
+
+    `folders` are the run folder and the one for the dump, as the node sees them. The Python is the
+    run's own, with the libraries that it was started with.
+    """
+    options = ["--native"] if native else []
+    search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    if spy := shutil.which("py-spy", path=search):  # nodes may see the same path
+        options.append(f"--py-spy={spy}")
+    return [*_launch(process, name, folders[0]), "--dump-stacks", *folders, *options]
+
+
+def enter_command(
+    process: RankProcess, name: str, folder: str, command: Sequence[str]
+) -> list[str]:
+    """The command that runs `command`, or without one a shell, beside `process` on its node.
+
+    `folder` is the run's, as the node sees it.
+    """
+    rank = str(process.rank)
+    return [*_launch(process, name, folder), "--enter", folder, rank, "--", *command]
+
+
+def _launch(process: RankProcess, name: str, folder: str) -> list[str]:
+    variables = [f"DEPLOYKIT_BACKEND={name}"]
+    if process.libraries:
+        variables.append(f"LD_LIBRARY_PATH={process.libraries}")
+    return ["env", *variables, process.python, f"{folder}/source/{base.LAUNCH}"]
+
+
+def rank_process(processes: list[RankProcess], run: str, rank: int) -> RankProcess:
+    """The process of a rank. Raises TryAgain where it does not run."""
+    known = {one.rank: one for one in require_processes(processes, run)}
+    if rank not in known:
+        raise TryAgain(
+            f"rank {rank} of {run} is not running", hint=f"running: {stacks.label(list(known))}"
+        )
+    return known[rank]
+
+
+def require_processes(processes: list[RankProcess], run: str) -> list[RankProcess]:
+    """The same processes. Raises TryAgain where there are none."""
+    if not processes:
+        raise TryAgain(
+            f"no rank of {run} is running: none has started yet, or all have ended",
+            hint=f"`deploykit logs {run}` shows how far it is",
+        )
+    return processes
