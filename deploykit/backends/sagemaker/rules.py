@@ -38,7 +38,7 @@ from deploykit.backends.sagemaker.options import (
     region,
 )
 from deploykit.backends.sagemaker.request import argument_vector
-from deploykit.doctor import aws_names
+from deploykit.doctor.requirements import IMPOSSIBLE_BUCKET, REGION
 from deploykit.job import checks
 from deploykit.job.model import JobSpec, Problem
 from deploykit.job.spelling import did_you_mean
@@ -561,7 +561,7 @@ def _service_facts(job: JobSpec, options: Options, where: str | None) -> dict[st
     patterns = options.metric_definitions
     profiler = options.profiler_interval is not None
     return {
-        "valid_region": re.fullmatch(aws_names.REGION.regex, where or "") is not None,
+        "valid_region": re.fullmatch(REGION.regex, where or "") is not None,
         "long_time_limit": limit > _LONGEST_RUN,
         "long_keep_alive": (options.keep_alive or 0) > _LONGEST_KEEP_ALIVE,
         "sufficient_wait": (options.max_wait or 0) >= limit,
@@ -628,7 +628,7 @@ def _data_facts(job: JobSpec, options: Options) -> dict[str, Any]:
             if re.fullmatch(S3.regex, location) is None and path not in replaced
         ],
         "impossible_buckets": [
-            path for path, name in buckets.items() if aws_names.IMPOSSIBLE.search(name)
+            path for path, name in buckets.items() if IMPOSSIBLE_BUCKET.search(name)
         ],
     }
 
