@@ -1,7 +1,7 @@
 """A job as the estimator of the SageMaker SDK 2.x that a user's own code holds or sends.
 
-The only file that uses the SDK. The arguments of its estimator are written independently of
-`request.py`, in the SDK's terms; the tests prove for many jobs that both give the same request.
+The only file that uses the SDK. The SDK itself chooses the image and the launcher, and makes its
+own request: the tests prove for many jobs that it is that of `request.py`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,7 @@ from typing import Any
 
 from deploykit.backends.base import LAUNCH
 from deploykit.backends.sagemaker import catalog, request
-from deploykit.backends.sagemaker.options import (
-    Options,
-    channel_location,
-    channel_names,
-    region,
-)
+from deploykit.backends.sagemaker.options import Options
 from deploykit.job.model import JobSpec, Plan
 from deploykit.lib.errors import BackendUnavailable, SubmitRefused
 
@@ -34,50 +29,89 @@ _SETTINGS = {
 """Replaces the SDK's configuration files, which would silently change requests."""
 _MAX_QUOTED_VALUE = 200
 """Characters of a value that a message quotes."""
+_FIELDS = {
+    "role": "RoleArn",
+    "container_entry_point": "AlgorithmSpecification.ContainerEntrypoint",
+    "container_arguments": "AlgorithmSpecification.ContainerArguments",
+    "metric_definitions": "AlgorithmSpecification.MetricDefinitions",
+    "instance_count": "ResourceConfig.InstanceCount",
+    "instance_type": "ResourceConfig.InstanceType",
+    "volume_size": "ResourceConfig.VolumeSizeInGB",
+    "volume_kms_key": "ResourceConfig.VolumeKmsKeyId",
+    "keep_alive_period_in_seconds": "ResourceConfig.KeepAlivePeriodInSeconds",
+    "training_plan": "ResourceConfig.TrainingPlanArn",
+    "max_run": "StoppingCondition.MaxRuntimeInSeconds",
+    "max_wait": "StoppingCondition.MaxWaitTimeInSeconds",
+    "use_spot_instances": "EnableManagedSpotTraining",
+    "max_retry_attempts": "RetryStrategy.MaximumRetryAttempts",
+    "subnets": "VpcConfig.Subnets",
+    "security_group_ids": "VpcConfig.SecurityGroupIds",
+    "encrypt_inter_container_traffic": "EnableInterContainerTrafficEncryption",
+    "enable_network_isolation": "EnableNetworkIsolation",
+    "enable_remote_debug": "RemoteDebugConfig.EnableRemoteDebug",
+    "output_path": "OutputDataConfig.S3OutputPath",
+    "output_kms_key": "OutputDataConfig.KmsKeyId",
+    "checkpoint_s3_uri": "CheckpointConfig.S3Uri",
+    "checkpoint_local_path": "CheckpointConfig.LocalPath",
+    "disable_profiler": "ProfilerConfig.DisableProfiler",
+    "environment": "Environment",
+    "tags": "Tags",
+}
+"""Argument of the estimator -> path of its value in the request."""
 
 
-def estimator_arguments(job: JobSpec, options: Options, *, run: str, bundle: str) -> dict[str, Any]:
-    """What a user of the SDK would write for this job, as plain data.
+def estimator_arguments(
+    job: JobSpec, options: Options, planned: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a user of the SDK would write for the job of the request `planned`, as plain data.
 
-    Where the SDK takes an object, the keyword arguments of its class are given. `bundle` is the
-    hash of the source.
+    Where the SDK takes an object, the keyword arguments of its class are given.
     """
-    estimator = {
-        **_program(job, options, bundle),
-        **_instances(job, options),
-        **_locations(job, options),
-        **_switches(options),
-        "environment": request.environment(job, options, run, bundle),
-    }
-    return {
-        "region": region(options),
-        "bucket": options.bucket,
-        "estimator": estimator,
-        "inputs": {name: _channel(job, options, name) for name in channel_names(job, options)},
-        "run": run,
-        "source_is_a_channel": options.source_is_a_channel,
-    }
-
-
-def _program(job: JobSpec, options: Options, bundle: str) -> dict[str, Any]:
-    pytorch, python = options.framework_version, options.py_version
+    python, pytorch = options.py_version, options.framework_version
     if python is None and pytorch is not None:
         if options.distribution == "smdistributed.modelparallel":
             python = catalog.SMP_IMAGES.get(pytorch, ("py311",))[0]
         else:
             python = catalog.VERSIONS.get(pytorch)
-    command = request.entrypoint(options, bundle)
-    return {
-        "container_entry_point": command.get("ContainerEntrypoint"),
-        "container_arguments": command.get("ContainerArguments"),
+    estimator: dict[str, Any] = {
         "entry_point": LAUNCH,
-        "source_dir": options.code(bundle),
-        "role": options.role,
+        "source_dir": options.code(planned["Environment"]["DEPLOYKIT_BUNDLE"]),
         "framework_version": pytorch,
         "py_version": python,
         "image_uri": options.image_uri,
         "distribution": _distribution(job, options),
         "hyperparameters": request.user_hyperparameters(job),
+        "disable_output_compression": options.output_compression == "none",
+        "debugger_hook_config": None if options.debugger else False,
+    }
+    for argument, path in _FIELDS.items():
+        value: Any = planned
+        for name in path.split("."):
+            value = value.get(name, {})
+        if value != {}:
+            estimator[argument] = value
+    if options.profiler_interval is not None:
+        interval = {"system_monitor_interval_millis": options.profiler_interval}
+        estimator["profiler_config"] = interval
+    if board := planned.get("TensorBoardOutputConfig"):
+        paths = {"s3_output_path": board["S3OutputPath"]}
+        paths["container_local_output_path"] = board["LocalPath"]
+        estimator["tensorboard_output_config"] = paths
+    if options.instance_groups:
+        estimator["instance_groups"] = [
+            (group.name, group.instance_type, group.instance_count)
+            for group in options.instance_groups
+        ]
+    channels = planned.get("InputDataConfig", [])
+    if options.source_is_a_channel:
+        channels = channels[:-1]  # the SDK adds the source's itself
+    return {
+        "region": json.loads(planned["HyperParameters"]["sagemaker_region"]),
+        "bucket": options.bucket,
+        "estimator": estimator,
+        "inputs": {entry["ChannelName"]: entry for entry in channels},
+        "run": planned["TrainingJobName"],
+        "source_is_a_channel": options.source_is_a_channel,
     }
 
 
@@ -102,93 +136,6 @@ def _distribution(job: JobSpec, options: Options) -> dict[str, Any] | None:
     if distribution and options.distribution_group is not None:
         distribution["instance_groups"] = [options.distribution_group]
     return distribution or None
-
-
-def _instances(job: JobSpec, options: Options) -> dict[str, Any]:
-    groups = [
-        {
-            "instance_group_name": group.name,
-            "instance_type": group.instance_type,
-            "instance_count": group.instance_count,
-        }
-        for group in options.instance_groups
-    ]
-    return {
-        "instance_count": None if groups else job.resources.nodes,
-        "instance_type": options.instance_type,
-        "instance_groups": groups or None,
-        "volume_size": options.volume_size,
-        "volume_kms_key": options.volume_kms_key,
-        "keep_alive_period_in_seconds": options.keep_alive,
-        "training_plan": options.training_plan,
-        "max_run": job.resources.time_limit,
-        "use_spot_instances": options.spot,
-        "max_wait": options.max_wait,
-        "max_retry_attempts": job.retries or None,
-        "subnets": list(options.subnets) or None,
-        "security_group_ids": list(options.security_group_ids) or None,
-    }
-
-
-def _locations(job: JobSpec, options: Options) -> dict[str, Any]:
-    tensorboard = None
-    if options.tensorboard_output is not None:
-        tensorboard = {
-            "s3_output_path": options.tensorboard_output,
-            "container_local_output_path": request.TENSORBOARD,
-        }
-    return {
-        "output_path": request.output(job, options),
-        "output_kms_key": options.output_kms_key,
-        "disable_output_compression": options.output_compression == "none",
-        "checkpoint_s3_uri": job.checkpoints,
-        "checkpoint_local_path": request.CHECKPOINTS if job.checkpoints else None,
-        "tensorboard_output_config": tensorboard,
-    }
-
-
-def _switches(options: Options) -> dict[str, Any]:
-    interval = options.profiler_interval
-    profiler = None if interval is None else {"system_monitor_interval_millis": interval}
-    return {
-        "encrypt_inter_container_traffic": options.encrypt_inter_container_traffic,
-        "enable_network_isolation": options.network_isolation,
-        "enable_remote_debug": options.remote_debug or None,
-        "tags": dict(options.tags) or None,
-        "metric_definitions": request.metrics(options) or None,
-        "debugger_hook_config": None if options.debugger else False,
-        "disable_profiler": profiler is None,
-        "profiler_config": profiler,
-    }
-
-
-def _channel(job: JobSpec, options: Options, name: str) -> dict[str, Any]:
-    """Arguments of TrainingInput or FileSystemInput, without those that are not set."""
-    channel = options.channel(name)
-    if channel.file_system_id is not None:
-        arguments: dict[str, Any] = {
-            "file_system_id": channel.file_system_id,
-            "file_system_type": channel.file_system_type,
-            "directory_path": channel.directory_path,
-            "file_system_access_mode": channel.file_system_access,
-            "content_type": channel.content_type,
-        }
-    else:
-        arguments = {
-            "s3_data": channel_location(job, options, name),
-            "s3_data_type": channel.s3_data_type,
-            "distribution": channel.s3_distribution,
-            "input_mode": None if channel.input_mode == "File" else channel.input_mode,
-            "content_type": channel.content_type,
-            "compression": None if channel.compression == "None" else channel.compression,
-            "record_wrapping": None if channel.record_wrapping == "None" else "RecordIO",
-            "attribute_names": list(channel.attribute_names) or None,
-            "instance_groups": list(channel.instance_groups) or None,
-            "shuffle_config": None
-            if channel.shuffle_seed is None
-            else {"seed": channel.shuffle_seed},
-        }
-    return {key: value for key, value in arguments.items() if value is not None}
 
 
 def require() -> None:
@@ -254,7 +201,7 @@ def estimator(
             name = job_name or arguments["run"]
             self.environment = {**self.environment, "DEPLOYKIT_RUN": name}
             return super().fit(
-                inputs or _inputs(arguments) or None, wait, logs, name, experiment_config
+                inputs or _inputs(arguments["inputs"]) or None, wait, logs, name, experiment_config
             )
 
     return Planned(sagemaker_session=sagemaker_session, **_objects(arguments["estimator"]))
@@ -264,31 +211,30 @@ def _objects(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The estimator's arguments, with the SDK's objects where it requires them."""
     debugger: Any = importlib.import_module("sagemaker.debugger")
     instances: Any = importlib.import_module("sagemaker.instance_group")
-    groups = [instances.InstanceGroup(**group) for group in arguments["instance_groups"] or ()]
-    objects: dict[str, Any] = {"instance_groups": groups or None}
-    distribution = arguments["distribution"]
+    objects = dict(arguments)
+    described = objects.get("instance_groups", ())
+    groups = {group[0]: instances.InstanceGroup(*group) for group in described}
+    if groups:
+        objects["instance_groups"] = list(groups.values())
+    distribution = objects["distribution"]
     if distribution and "instance_groups" in distribution:
-        by_name = {group.instance_group_name: group for group in groups}
-        training = [by_name[name] for name in distribution["instance_groups"]]
+        training = [groups[name] for name in distribution["instance_groups"]]
         objects["distribution"] = {**distribution, "instance_groups": training}
     for name, kind in (
         ("profiler_config", debugger.ProfilerConfig),
         ("tensorboard_output_config", debugger.TensorBoardOutputConfig),
     ):
-        if arguments[name] is not None:
-            objects[name] = kind(**arguments[name])
-    return {**arguments, **objects}
+        if name in objects:
+            objects[name] = kind(**objects[name])
+    return objects
 
 
-def _inputs(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _inputs(channels: Mapping[str, Any]) -> dict[str, Any]:
+    """The SDK's inputs, each of which holds its part of the request."""
     classes: Any = importlib.import_module("sagemaker.inputs")
-    inputs = {}
-    for name, options in arguments["inputs"].items():
-        settings = dict(options)
-        if "shuffle_config" in settings:
-            settings["shuffle_config"] = classes.ShuffleConfig(**settings["shuffle_config"])
-        s3 = "file_system_id" not in settings
-        inputs[name] = (classes.TrainingInput if s3 else classes.FileSystemInput)(**settings)
+    inputs = {name: classes.TrainingInput("") for name in channels}
+    for name, entry in channels.items():
+        inputs[name].config = dict(entry)
     return inputs
 
 
@@ -313,15 +259,14 @@ def sender(plan: Plan, client: Any) -> Callable[[], Mapping[str, Any]]:
     SubmitRefused if the SDK refuses the job, or if its request is not that of the plan.
     """
     require()
-    arguments = estimator_arguments(
-        plan.job, plan.options, run=plan.run, bundle=plan.bundle.hash
-    ) | {"region": plan.target}
+    planned = json.loads(plan.text)
+    arguments = estimator_arguments(plan.job, plan.options, planned)
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # the SDK prints when it is imported
             sent, create = intercept(arguments, session(arguments, client))
     except REFUSALS as error:
         raise SubmitRefused(f"the SageMaker SDK refuses this job: {error}") from error
-    if different := list(differences(json.loads(plan.text), sent)):
+    if different := list(differences(planned, sent)):
         raise SubmitRefused(
             "the SageMaker SDK would send a different request: " + "; ".join(different),
             hint="please report this; sagemaker.sender: boto3 sends the plan without the SDK",
