@@ -41,5 +41,10 @@ def estimator(
     """
     sdk.require()
     plan = lifecycle.prepare(source(job), overrides, "sagemaker", run).plan
-    arguments = sdk.estimator_arguments(plan.job, plan.options, json.loads(plan.text))
-    return sdk.estimator(arguments, sdk.session(arguments), lambda: submission.upload(plan))
+    return sdk.estimator(
+        plan.job,
+        plan.options,
+        json.loads(plan.text),
+        sdk.session(plan.target, plan.options.bucket),
+        lambda: submission.upload(plan),
+    )

@@ -60,26 +60,28 @@ _FIELDS = {
 """Argument of the estimator -> path of its value in the request."""
 
 
-def estimator_arguments(
-    job: JobSpec, options: Options, planned: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What a user of the SDK would write for the job of the request `planned`, as plain data.
-
-    Where the SDK takes an object, the keyword arguments of its class are given.
-    """
+def _arguments(job: JobSpec, options: Options, planned: Mapping[str, Any]) -> dict[str, Any]:
+    """The estimator's arguments, as a user of the SDK would write them."""
+    debugger: Any = importlib.import_module("sagemaker.debugger")
+    instances: Any = importlib.import_module("sagemaker.instance_group")
     python, pytorch = options.py_version, options.framework_version
     if python is None and pytorch is not None:
         if options.distribution == "smdistributed.modelparallel":
             python = catalog.SMP_IMAGES.get(pytorch, ("py311",))[0]
         else:
             python = catalog.VERSIONS.get(pytorch)
-    estimator: dict[str, Any] = {
+    groups = {
+        group.name: instances.InstanceGroup(group.name, group.instance_type, group.instance_count)
+        for group in options.instance_groups
+    }
+    arguments: dict[str, Any] = {
         "entry_point": LAUNCH,
         "source_dir": options.code(planned["Environment"]["DEPLOYKIT_BUNDLE"]),
         "framework_version": pytorch,
         "py_version": python,
         "image_uri": options.image_uri,
-        "distribution": _distribution(job, options),
+        "distribution": _distribution(job, options, groups.get(options.distribution_group or "")),
+        "instance_groups": list(groups.values()) or None,
         "hyperparameters": request.user_hyperparameters(job),
         "disable_output_compression": options.output_compression == "none",
         "debugger_hook_config": None if options.debugger else False,
@@ -89,34 +91,19 @@ def estimator_arguments(
         for name in path.split("."):
             value = value.get(name, {})
         if value != {}:
-            estimator[argument] = value
+            arguments[argument] = value
     if options.profiler_interval is not None:
-        interval = {"system_monitor_interval_millis": options.profiler_interval}
-        estimator["profiler_config"] = interval
+        interval = options.profiler_interval
+        profiler = debugger.ProfilerConfig(system_monitor_interval_millis=interval)
+        arguments["profiler_config"] = profiler
     if board := planned.get("TensorBoardOutputConfig"):
-        paths = {"s3_output_path": board["S3OutputPath"]}
-        paths["container_local_output_path"] = board["LocalPath"]
-        estimator["tensorboard_output_config"] = paths
-    if options.instance_groups:
-        estimator["instance_groups"] = [
-            (group.name, group.instance_type, group.instance_count)
-            for group in options.instance_groups
-        ]
-    channels = planned.get("InputDataConfig", [])
-    if options.source_is_a_channel:
-        channels = channels[:-1]  # the SDK adds the source's itself
-    return {
-        "region": json.loads(planned["HyperParameters"]["sagemaker_region"]),
-        "bucket": options.bucket,
-        "estimator": estimator,
-        "inputs": {entry["ChannelName"]: entry for entry in channels},
-        "run": planned["TrainingJobName"],
-        "source_is_a_channel": options.source_is_a_channel,
-    }
+        config = debugger.TensorBoardOutputConfig(board["S3OutputPath"], board["LocalPath"])
+        arguments["tensorboard_output_config"] = config
+    return arguments
 
 
-def _distribution(job: JobSpec, options: Options) -> dict[str, Any] | None:
-    """The `distribution` argument; `instance_groups` holds names."""
+def _distribution(job: JobSpec, options: Options, group: Any) -> dict[str, Any] | None:
+    """The `distribution` argument; `group` is the SDK's group that trains, or None."""
     extra = {}
     if options.mpi_options is not None:
         extra["custom_mpi_options"] = options.mpi_options
@@ -133,8 +120,8 @@ def _distribution(job: JobSpec, options: Options) -> dict[str, Any] | None:
         "mpi": {"mpi": on | {"processes_per_host": job.resources.processes} | extra},
         "none": {},
     }[options.distribution]
-    if distribution and options.distribution_group is not None:
-        distribution["instance_groups"] = [options.distribution_group]
+    if distribution and group is not None:
+        distribution["instance_groups"] = [group]
     return distribution or None
 
 
@@ -152,7 +139,7 @@ def require() -> None:
         )
 
 
-def session(arguments: Mapping[str, Any], client: Any = None) -> Any:
+def session(region: str, bucket: str, client: Any = None) -> Any:
     """An SDK session with the user's credentials, without telemetry and configuration files.
 
     `client` is boto3's for SageMaker; default: one that the SDK makes.
@@ -160,24 +147,32 @@ def session(arguments: Mapping[str, Any], client: Any = None) -> Any:
     import boto3
     from sagemaker.session import Session
 
-    connection: Any = boto3.Session(region_name=arguments["region"])
+    connection: Any = boto3.Session(region_name=region)
     return Session(
         connection,
         sagemaker_client=client,
-        default_bucket=arguments["bucket"],
+        default_bucket=bucket,
         sagemaker_config=_SETTINGS,
     )
 
 
 def estimator(
-    arguments: Mapping[str, Any], sagemaker_session: Any, upload: Callable[[], None]
+    job: JobSpec,
+    options: Options,
+    planned: Mapping[str, Any],
+    sagemaker_session: Any,
+    upload: Callable[[], None],
+    **replaced: Any,
 ) -> Any:
-    """The `PyTorch` estimator for a job; its `fit()` sends the request of the plan.
+    """The `PyTorch` estimator for a job; its `fit()` sends the request `planned`.
 
     `fit()` calls `upload` for the source, because the SDK would drop the entry point's folder.
+    `replaced` are arguments of the estimator that differ from those of the job.
     """
     from sagemaker.fw_utils import UploadedCode
     from sagemaker.pytorch.estimator import PyTorch
+
+    arguments = _arguments(job, options, planned) | replaced
 
     class Planned(PyTorch):
         def _stage_user_code_in_s3(self) -> Any:
@@ -185,8 +180,8 @@ def estimator(
             return UploadedCode(s3_prefix=self.source_dir, script_name=self.entry_point)
 
         def _script_mode_hyperparam_update(self, code_dir: str, script: str) -> None:
-            if arguments["source_is_a_channel"]:  # the SDK does so for isolated containers only
-                self.code_uri = arguments["estimator"]["source_dir"]
+            if options.source_is_a_channel:  # the SDK does so for isolated containers only
+                self.code_uri = arguments["source_dir"]
                 code_dir = self.CONTAINER_CODE_CHANNEL_SOURCEDIR_PATH
             super()._script_mode_hyperparam_update(code_dir, script)
 
@@ -198,48 +193,33 @@ def estimator(
             job_name: str | None = None,
             experiment_config: Any = None,
         ) -> Any:
-            name = job_name or arguments["run"]
+            name = job_name or planned["TrainingJobName"]
             self.environment = {**self.environment, "DEPLOYKIT_RUN": name}
-            return super().fit(
-                inputs or _inputs(arguments["inputs"]) or None, wait, logs, name, experiment_config
-            )
+            inputs = inputs or _inputs(options, planned) or None
+            return super().fit(inputs, wait, logs, name, experiment_config)
 
-    return Planned(sagemaker_session=sagemaker_session, **_objects(arguments["estimator"]))
-
-
-def _objects(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The estimator's arguments, with the SDK's objects where it requires them."""
-    debugger: Any = importlib.import_module("sagemaker.debugger")
-    instances: Any = importlib.import_module("sagemaker.instance_group")
-    objects = dict(arguments)
-    described = objects.get("instance_groups", ())
-    groups = {group[0]: instances.InstanceGroup(*group) for group in described}
-    if groups:
-        objects["instance_groups"] = list(groups.values())
-    distribution = objects["distribution"]
-    if distribution and "instance_groups" in distribution:
-        training = [groups[name] for name in distribution["instance_groups"]]
-        objects["distribution"] = {**distribution, "instance_groups": training}
-    for name, kind in (
-        ("profiler_config", debugger.ProfilerConfig),
-        ("tensorboard_output_config", debugger.TensorBoardOutputConfig),
-    ):
-        if name in objects:
-            objects[name] = kind(**objects[name])
-    return objects
+    return Planned(sagemaker_session=sagemaker_session, **arguments)
 
 
-def _inputs(channels: Mapping[str, Any]) -> dict[str, Any]:
+def _inputs(options: Options, planned: Mapping[str, Any]) -> dict[str, Any]:
     """The SDK's inputs, each of which holds its part of the request."""
     classes: Any = importlib.import_module("sagemaker.inputs")
-    inputs = {name: classes.TrainingInput("") for name in channels}
-    for name, entry in channels.items():
-        inputs[name].config = dict(entry)
+    channels = planned.get("InputDataConfig", [])
+    if options.source_is_a_channel:
+        channels = channels[:-1]  # the SDK adds the source's itself
+    inputs = {}
+    for channel in channels:
+        inputs[channel["ChannelName"]] = classes.TrainingInput("")
+        inputs[channel["ChannelName"]].config = dict(channel)
     return inputs
 
 
 def intercept(
-    arguments: Mapping[str, Any], sagemaker_session: Any
+    job: JobSpec,
+    options: Options,
+    planned: Mapping[str, Any],
+    sagemaker_session: Any,
+    **replaced: Any,
 ) -> tuple[dict[str, Any], Callable[[dict[str, Any]], None]]:
     """The request of the estimator's `fit()`, and the SDK's function that sends it.
 
@@ -247,7 +227,8 @@ def intercept(
     """
     calls: list[Any] = []
     sagemaker_session._intercept_create_request = lambda *call: calls.append(call)  # noqa: SLF001
-    estimator(arguments, sagemaker_session, lambda: None).fit(wait=False)
+    pytorch = estimator(job, options, planned, sagemaker_session, lambda: None, **replaced)
+    pytorch.fit(wait=False)
     sent, create, *_ = calls[0]
     return sent, create
 
@@ -260,10 +241,10 @@ def sender(plan: Plan, client: Any) -> Callable[[], Mapping[str, Any]]:
     """
     require()
     planned = json.loads(plan.text)
-    arguments = estimator_arguments(plan.job, plan.options, planned)
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # the SDK prints when it is imported
-            sent, create = intercept(arguments, session(arguments, client))
+            connected = session(plan.target, plan.options.bucket, client)
+            sent, create = intercept(plan.job, plan.options, planned, connected)
     except REFUSALS as error:
         raise SubmitRefused(f"the SageMaker SDK refuses this job: {error}") from error
     if different := list(differences(planned, sent)):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from deploykit.backends import sagemaker
-from deploykit.backends.sagemaker import estimator, request
+from deploykit.backends.sagemaker import request
 from deploykit.backends.sagemaker import rules as oracle
 from deploykit.backends.sagemaker.rules import Verdict
 from tests.backends.sagemaker.sdk_requests import sdk_requests
@@ -101,6 +101,7 @@ def test_exactly_the_refused_examples_have_errors(name):
 
 def test_every_rule_has_an_example_and_a_source():
     without = set(RULES) - {name for name, _ in EXAMPLES.values()}
+    assert len(RULES) == sum(map(len, oracle.rules().values()))
     assert without == {"invalid-region"}  # of the environment; see test_sagemaker_request.py
     for rule in RULES.values():
         assert rule.source.startswith("https://")
@@ -143,17 +144,15 @@ def test_an_unknown_fact_is_an_error(vary, wrong):
         list(replace(RULES["torchrun"], **wrong).apply(oracle.facts(*vary(), TODAY)))
 
 
-def estimator_arguments(*changes, replaced=None):
-    """The SDK's arguments; those of the plain job, `replaced`, where no job file can express it."""
+def asked_of_the_sdk(*changes, replaced=None):
+    """A job for `sdk_requests`; the plain one, `replaced`, where no job file can express it."""
     job, options, problems = docs.job(*changes)
     if problems:
         job, options, problems = docs.job()
     # the image is the SDK's choice, and some examples have none
     renderable = replace(options, image_uri=options.image_uri or "image")
     planned = request.render(job, renderable, run="digits-1", bundle=HASH)
-    arguments = estimator.estimator_arguments(job, options, planned)
-    arguments["estimator"] |= replaced or {}
-    return arguments
+    return job, options, planned, replaced or {}
 
 
 @pytest.fixture(scope="module")
@@ -162,9 +161,9 @@ def answers(tmp_path_factory):
     asked = {}
     for name, (_, example) in EXAMPLES.items():
         if example.sdk != "not asked":
-            asked[name] = estimator_arguments(example.change, replaced=example.arguments)
+            asked[name] = asked_of_the_sdk(example.change, replaced=example.arguments)
         if example.fixed is not None:
-            asked[f"fixed {name}"] = estimator_arguments(example.change, example.fixed)
+            asked[f"fixed {name}"] = asked_of_the_sdk(example.change, example.fixed)
     answered = sdk_requests(tmp_path_factory.mktemp("oracle"), list(asked.values()))
     return dict(zip(asked, answered["requests"], strict=True))
 

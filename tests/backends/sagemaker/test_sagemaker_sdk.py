@@ -190,13 +190,11 @@ def golden():
 
 @pytest.fixture(scope="module")
 def answers(jobs, golden, every_image, tmp_path_factory):
-    arguments = [
-        estimator.estimator_arguments(
-            *pair, request.render(*pair, run=f"digits-{number}", bundle=HASH)
-        )
+    asked = [
+        (*pair, request.render(*pair, run=f"digits-{number}", bundle=HASH), {})
         for number, pair in enumerate([*jobs, *golden])
     ]
-    return sdk_requests(tmp_path_factory.mktemp("sdk"), arguments, every_image)
+    return sdk_requests(tmp_path_factory.mktemp("sdk"), asked, every_image)
 
 
 def leaves(value):
