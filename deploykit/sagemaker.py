@@ -12,9 +12,12 @@ https://sagemaker.readthedocs.io/en/v2/
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any
 
+from deploykit.backends.sagemaker import estimator as sdk
+from deploykit.backends.sagemaker import submission
 from deploykit.job.file import Overrides
 from deploykit.job.job import Job, source
 from deploykit.run import lifecycle
@@ -36,12 +39,12 @@ def estimator(
     Raises JobFileError with every problem of the job, and BackendUnavailable if the SDK is not
     installed.
     """
-    from deploykit.backends.sagemaker import estimator as sdk
-    from deploykit.backends.sagemaker import submission
-
     sdk.require()
     plan = lifecycle.prepare(source(job), overrides, "sagemaker", run).plan
-    arguments = sdk.estimator_arguments(
-        plan.job, plan.options, run=plan.run, bundle=plan.bundle.hash
+    return sdk.estimator(
+        plan.job,
+        plan.options,
+        json.loads(plan.text),
+        sdk.session(plan.target, plan.options.bucket),
+        lambda: submission.upload(plan),
     )
-    return sdk.estimator(arguments, sdk.session(arguments), lambda: submission.upload(plan))

@@ -1,10 +1,10 @@
-"""Fixes from ``templates/fixes/``: AWS CLI commands, and Terraform where it can express the fix."""
+"""Fixes from ``templates/fixes.j2``: AWS CLI commands, and Terraform where it can express them."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from deploykit.lib import quoting, render
@@ -21,14 +21,18 @@ _OPTION = "option"
 def make(
     kind: str, summary: str, settings: Mapping[str, str] | None = None, /, **values: Any
 ) -> Fix:
-    """Render ``templates/fixes/KIND.j2`` in both languages.
+    """Render the block `kind` of ``templates/fixes.j2`` in both languages.
 
     `values` are the user's ids and names. The fix has no commands if the AWS CLI would take one of
     them for an option or for a file to read.
     """
-    if unsafe := next(filter(_OPTION_OR_URL.match, _texts(values)), None):
+    texts: list[Any] = []
+    for name, value in values.items():
+        texts += () if name == _OPTION else value if isinstance(value, list) else [value]
+    words = (text for text in texts if isinstance(text, str))
+    if unsafe := next(filter(_OPTION_OR_URL.match, words), None):
         return Fix(f"{summary}; no command is shown: {unsafe!r} is not a valid AWS name")
-    template = f"fixes/{kind}.j2"
+    template = f"fixes.j2#{kind}"
     return Fix(
         summary,
         cli=render.shell(template, cli=True, json=json.dumps, **values),
@@ -37,16 +41,7 @@ def make(
     )
 
 
-def _texts(values: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in values.items():
-        if isinstance(value, str) and name != _OPTION:
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from (item for item in value if isinstance(item, str))
-
-
 def job_file(summary: str, **settings: str | Iterable[str]) -> Fix:
-    """A fix in the `sagemaker` section of the job file."""
     written = {
         f"sagemaker.{key}": quoting.yaml(value)
         if isinstance(value, str)

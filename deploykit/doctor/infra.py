@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import ipaddress
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from deploykit.doctor.aws_names import BUCKET, REGION
+from deploykit.doctor.requirements import BUCKET, REGION
 from deploykit.job import file as jobfile
 from deploykit.job.decode import Bounds, Help, Pattern, decode
 from deploykit.job.model import Problem
@@ -31,13 +30,6 @@ _PCLUSTER_VERSION = "3.16.1"
 _VPC_PREFIX_LENGTHS = range(16, 29)
 _LUSTRE_MINIMUM, _LUSTRE_STEP = 1200, 2400
 """Sizes of FSx for Lustre (SCRATCH_2) in GiB: 1200, or a multiple of 2400."""
-_WITH_EFA = re.compile(
-    r"c5n\.(9xlarge|18xlarge|metal)|hpc\w+\.\w+|gr6\.8xlarge"
-    r"|g4dn\.(8xlarge|12xlarge|16xlarge|metal)|g[567]e?\.(8|12|16|24|48)xlarge"
-    r"|p3dn\.24xlarge|p4de?\.24xlarge|p5\.4xlarge|p5e?n?\.48xlarge|p6-b[23]00\.48xlarge"
-    r"|trn1n?\.32xlarge|trn2u?\.\w+"
-)
-_KNOWN_FAMILIES = re.compile(r"(c5n|hpc\w+|gr6|g[34567]\w*|p[3456][\w-]*|trn\w+|t[234]\w*)\..*")
 
 
 @dataclass(frozen=True)
@@ -146,10 +138,6 @@ def _cluster_problems(cluster: Cluster) -> Iterator[Problem]:
     if cluster.min_nodes > cluster.max_nodes:
         message = f"is {cluster.min_nodes}, more than max_nodes ({cluster.max_nodes})"
         yield Problem("cluster.min_nodes", message, "0 terminates all nodes when they are idle")
-    known = cluster.instance_type in known_types
-    if cluster.efa and known and has_efa(cluster.instance_type) is False:
-        message = f"{cluster.instance_type} has no Elastic Fabric Adapter"
-        yield Problem("cluster.efa", message, "efa: false, or a larger type such as g5.8xlarge")
     size = cluster.storage
     if size != _LUSTRE_MINIMUM and (size < _LUSTRE_STEP or size % _LUSTRE_STEP):
         yield Problem("cluster.storage", f"FSx has no size of {size} GiB", "1200 or 2400")
@@ -162,16 +150,6 @@ def _instance_types() -> frozenset[str]:
 
     model = Loader().load_service_model("ec2", "service-2")
     return frozenset(model["shapes"]["InstanceType"]["enum"])
-
-
-def has_efa(name: str) -> bool | None:
-    """Whether an instance type has an Elastic Fabric Adapter; None if only EC2 knows.
-
-    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
-    """
-    if _WITH_EFA.fullmatch(name):
-        return True
-    return False if _KNOWN_FAMILIES.fullmatch(name) else None
 
 
 def files(answers: Answers) -> Mapping[str, str]:

@@ -1,4 +1,7 @@
-"""Render Jinja templates: an undefined name raises, and a value never becomes code or markup."""
+"""Render Jinja templates: an undefined name raises, and a value never becomes code or markup.
+
+A template is a file in ``templates/``; ``FILE#BLOCK`` is one of its blocks alone.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,11 @@ def macros(template: str) -> Any:
 
 
 def _rendered(template: str, finalize: Callable[[Any], object], values: Mapping[str, Any]) -> str:
-    return str(_environment(finalize).get_template(template).render(values))
+    name, _, block = template.partition("#")
+    loaded = _environment(finalize).get_template(name)
+    if block:
+        return "".join(loaded.blocks[block](loaded.new_context(values)))
+    return str(loaded.render(values))
 
 
 @functools.cache

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from deploykit.backends.sagemaker import doctor
 from deploykit.backends.sagemaker.options import InstanceGroup
-from deploykit.doctor.aws import firewall, network, policies
-from deploykit.doctor.aws.network import AclEntry, SecurityGroupRule
-from deploykit.doctor.aws.requirements import Flow
+from deploykit.doctor import account, firewall, network
+from deploykit.doctor.network import AclEntry, SecurityGroupRule
+from deploykit.doctor.requirements import Flow
 from tests.backends.sagemaker.sagemaker_jobs import vary
 
 PEER = ipaddress.IPv4Network("10.0.0.0/29")
@@ -96,7 +96,7 @@ GET = ("s3:GetObject", "arn:aws:s3:::mine/x")
     ],
 )
 def test_policies_are_read_as_iam_reads_them(statements, said):
-    assert policies.decide([{"Statement": statements}], *GET) == said
+    assert account.decide([{"Statement": statements}], *GET) == said
 
 
 @pytest.mark.parametrize(

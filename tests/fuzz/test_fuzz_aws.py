@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from deploykit.backends.sagemaker import doctor, jobs
+from deploykit.backends.sagemaker import doctor
 from deploykit.backends.slurm import doctor as slurm_doctor
 from deploykit.backends.slurm import options as slurm_options
 from deploykit.backends.slurm import site
-from deploykit.doctor import aws, infra, local
-from deploykit.doctor.aws import collect, network
-from deploykit.doctor.aws.requirements import HTTPS, Flow, Requirements
+from deploykit.doctor import collect, infra, local, network
 from deploykit.doctor.infra import Answers
+from deploykit.doctor.requirements import HTTPS, Flow, Requirements
 from deploykit.job.decode import decode
-from deploykit.job.model import Entrypoint, JobSpec, LogLine, Resources, State, Status
+from deploykit.job.model import Entrypoint, JobSpec, Resources
 from deploykit.lib.errors import NotFound
-from tests.fuzz.foreign import anything, files, given, made, outcome, spoiled, unlike
+from tests.fuzz.foreign import files, given, outcome, unlike
 
-NOW = datetime(2026, 11, 21, tzinfo=UTC)
-TRAINING_JOB = {
-    "TrainingJobName": "one-1",
-    "TrainingJobStatus": "Failed",
-    "SecondaryStatus": "MaxRuntimeExceeded",
-    "FailureReason": 'AlgorithmError: ExecuteUserScriptError: ExitCode 7 ErrorMessage ""',
-    "OutputDataConfig": {"S3OutputPath": "s3://bucket/runs", "CompressionType": "NONE"},
-    "TrainingTimeInSeconds": 100,
-    "BillableTimeInSeconds": 40,
-}
-EVENT = {"timestamp": 1795224368123, "message": "2026-11-21T01:46:08.123Z [rank 0] hello\n"}
 NEEDS = Requirements(
     region="us-east-1",
     role="arn:aws:iam::123456789012:role/training",
@@ -223,71 +210,6 @@ INFRA = {
 JOB = JobSpec("one", Entrypoint("train.py"), Resources(time_limit=600, nodes=2, gpus_per_node=1))
 
 
-def job(chance):
-    """A response of DescribeTrainingJob with fields of another type or missing."""
-    answer = {**TRAINING_JOB, "TrainingStartTime": NOW, "TrainingEndTime": NOW}
-    for name in chance.sample(sorted(answer), chance.randrange(4)):
-        answer[name] = anything(chance)
-    if chance.random() < 0.3:
-        del answer[chance.choice(sorted(answer))]
-    if chance.random() < 0.3:
-        answer["OutputDataConfig"] = {"S3OutputPath": anything(chance)}
-    return answer
-
-
-@given(answer=made(job), reason=spoiled(TRAINING_JOB["FailureReason"]))
-def test_any_training_job_has_a_status(answer, reason):
-    for job_description in (answer, {**TRAINING_JOB, "FailureReason": reason}):
-        status = jobs._status(job_description)
-        assert isinstance(status, Status)
-        assert isinstance(status.state, State)
-        texts = (status.native, status.reason, status.output)
-        assert [type(text) for text in texts] == [str, str, str]
-        assert status.exit_code is None or 0 <= status.exit_code < 256
-        assert all(
-            at is None or isinstance(at, datetime) for at in (status.started, status.finished)
-        )
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"TrainingJobStatus": None},
-        {"TrainingJobStatus": ["Failed"]},
-        {"SecondaryStatus": ["Failed"]},
-        {"FailureReason": {"a": 1}},
-        {"FailureReason": "ExitCode " + "9" * 5000},
-        {"OutputDataConfig": {}},
-        {"OutputDataConfig": "s3://bucket"},
-        {"TrainingTimeInSeconds": "many"},
-        {"TrainingStartTime": "yesterday"},
-    ],
-    ids=str,
-)
-def test_a_training_job_with_a_field_of_another_type_has_a_status(change):
-    """Each but the last once ended `status` with exit code 70."""
-    assert isinstance(jobs._status({**TRAINING_JOB, **change}), Status)
-
-
-@given(event=unlike(EVENT), stream=spoiled("one-1/algo-1-1795224368"))
-def test_any_log_event_is_a_line(event, stream):
-    client = _Logs([event] if isinstance(event, dict) else [])
-    lines = list(jobs._new_lines(client, stream, {}))
-    for order, line in lines:
-        assert isinstance(order[0], int)
-        assert (type(line), type(line.text)) == (LogLine, str)
-        assert line.time is not None
-    assert len(sorted(lines, key=lambda pair: pair[0])) == isinstance(event, dict)
-
-
-class _Logs:
-    def __init__(self, events):
-        self.events = events
-
-    def get_log_events(self, **more):
-        return {"events": self.events if "nextToken" not in more else [], "nextForwardToken": "1"}
-
-
 @given(answers=unlike(ANSWERS))
 def test_saved_answers_are_judged_or_refused(answers):
     if isinstance(answers, dict) and all(isinstance(one, dict) for one in answers.values()):
@@ -296,13 +218,13 @@ def test_saved_answers_are_judged_or_refused(answers):
 
 def _judge(answers):
     with doctor.reading(Path("facts")):
-        found = list(aws.findings(network.parse(NEEDS, answers)))
+        found = list(doctor.findings(network.parse(NEEDS, answers)))
         assert all(one.message for one in found)
 
 
 def test_the_answers_are_judged_where_nothing_is_wrong_with_them():
     """Else the test above would prove little."""
-    found = {one.code for one in aws.findings(network.parse(NEEDS, ANSWERS))}
+    found = {one.code for one in doctor.findings(network.parse(NEEDS, ANSWERS))}
     assert len(found) > 5
 
 

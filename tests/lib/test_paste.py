@@ -19,14 +19,13 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from jinja2 import meta
+from jinja2 import meta, nodes
 
 from deploykit.backends import slurm
 from deploykit.backends.slurm import Options, remote
 from deploykit.cli import main as cli
 from deploykit.diagnose import cause_rules, placeholders
-from deploykit.doctor import fixes, infra, local
-from deploykit.doctor.aws import collect
+from deploykit.doctor import collect, fixes, infra, local
 from deploykit.doctor.infra import Answers
 from deploykit.job import file as jobfile
 from deploykit.job.decode import decode
@@ -74,16 +73,18 @@ def run(script, folder):
     return [[next(pieces) for _ in range(int(count) + 1)] for count in pieces]
 
 
-def templates():
-    return sorted(
-        path.name.split(".")[0] for path in (paths.shipped("templates") / "fixes").iterdir()
-    )
+def blocks():
+    """The template of each fix, by its name."""
+    text = (paths.shipped("templates") / "fixes.j2").read_text()
+    found = render._environment(str).parse(text).find_all(nodes.Block)
+    return {block.name: nodes.Template(block.body) for block in found}
 
 
 def values_of(kind, value):
     """Every value of a template, hostile where it is a text."""
-    text = (paths.shipped("templates") / f"fixes/{kind}.j2").read_text()
-    names = meta.find_undeclared_variables(render._environment(str).parse(text))
+    template = blocks()[kind]
+    template.environment = render._environment(str)
+    names = meta.find_undeclared_variables(template)
     document = {"Version": "2012-10-17", "Statement": [{"Action": value, "Resource": value}]}
     special = {
         "policy": document,
@@ -104,7 +105,7 @@ def values_of(kind, value):
     }
 
 
-@pytest.mark.parametrize("kind", templates())
+@pytest.mark.parametrize("kind", blocks())
 def test_a_fix_of_doctor_holds_values_as_commands(kind, tmp_path):
     for value in NASTY[:12]:
         fix = fixes.make(kind, "do it", **values_of(kind, value))
@@ -114,7 +115,7 @@ def test_a_fix_of_doctor_holds_values_as_commands(kind, tmp_path):
         assert any(value in word or json.dumps(value)[1:-1] in word for word in words)
 
 
-@pytest.mark.parametrize("kind", templates())
+@pytest.mark.parametrize("kind", blocks())
 def test_a_fix_of_doctor_holds_values_as_terraform(kind):
     for value in NASTY:
         text = fixes.make(kind, "do it", **values_of(kind, value)).terraform
@@ -123,7 +124,7 @@ def test_a_fix_of_doctor_holds_values_as_terraform(kind):
 
 
 @pytest.mark.skipif(HCL is None, reason="a parser of Terraform is not installed")
-@pytest.mark.parametrize("kind", ["iam-policy", "endpoints", "tenancy", "acl-entry"])
+@pytest.mark.parametrize("kind", ["iam_policy", "endpoints", "tenancy", "acl_entry"])
 def test_terraform_reads_the_snippets(kind):
     for value in NASTY:
         text = fixes.make(kind, "do it", **values_of(kind, value)).terraform
@@ -135,7 +136,7 @@ def test_terraform_reads_the_snippets(kind):
 
 
 @pytest.mark.parametrize("value", ACTS)
-@pytest.mark.parametrize("kind", ["iam-policy", "subnet", "endpoints", "bucket"])
+@pytest.mark.parametrize("kind", ["iam_policy", "subnet", "endpoints", "bucket"])
 def test_a_value_that_the_cli_would_act_on_is_in_no_command(kind, value):
     fix = fixes.make(kind, "do it", **values_of(kind, value))
     assert (fix.cli, fix.terraform) == ("", "")

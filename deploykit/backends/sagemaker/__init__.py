@@ -36,7 +36,6 @@ PREFLIGHT = backend.PREFLIGHT
 
 
 def missing(absent: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """What is missing to submit from this machine; see `base.Capabilities.missing`."""
     if absent:
         yield from ((name, f"pip install {name}") for name in absent)
         return

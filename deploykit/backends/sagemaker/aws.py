@@ -90,7 +90,6 @@ def identify(region: str | None) -> None:
 
 
 def account(region: str) -> str:
-    """The account of the credentials. Raises what `errors` raises."""
     sts = client("sts", region, attempts=1, timeout=_PROBE_TIMEOUT)
     with errors(region):
         identity = sts.get_caller_identity()
@@ -114,27 +113,21 @@ def client(
         retries = {"mode": "standard", "max_attempts": attempts}
         config = Config(retries=retries, connect_timeout=timeout, read_timeout=timeout)
         core = botocore.session.Session()
-        core.register_component("data_loader", _descriptions())
-        core.register_component("response_parser_factory", _parsers())
+        for name, component in _components().items():
+            core.register_component(name, component)
         session: Any = boto3.Session(botocore_session=core, region_name=region)
         return session.client(service, config=config)
 
 
 @cache
-def _descriptions() -> Any:
-    """Botocore's service descriptions, read once for all sessions: EC2's alone takes 0.2 s."""
-    import botocore.loaders
+def _components() -> dict[str, Any]:
+    """What all sessions share: botocore's descriptions of services, and its parsers of answers.
 
-    return botocore.loaders.create_loader()
-
-
-@cache
-def _parsers() -> Any:
-    """Botocore's parsers of answers, which raise NoAnswerError for an unreadable one.
-
-    botocore reads an HTML page with status 200 as an empty answer, and raises arbitrary exceptions
-    for JSON that is not an object, too deep, or not UTF-8.
+    EC2's description alone takes 0.2 s. The parsers raise NoAnswerError for an unreadable answer:
+    botocore's own read an HTML page with status 200 as an empty answer, and raise arbitrary
+    exceptions for JSON that is not an object, too deep, or not UTF-8.
     """
+    from botocore.loaders import create_loader
     from botocore.parsers import ResponseParserFactory
 
     class Parsers(ResponseParserFactory):  # type: ignore[misc] # botocore has no types
@@ -143,7 +136,7 @@ def _parsers() -> Any:
             parser.parse = partial(_parse, parser.parse, protocol_name)
             return parser
 
-    return Parsers()
+    return {"data_loader": create_loader(), "response_parser_factory": Parsers()}
 
 
 def _parse(original: Any, protocol: str, response: dict[str, Any], shape: Any) -> Any:
@@ -153,29 +146,19 @@ def _parse(original: Any, protocol: str, response: dict[str, Any], shape: Any) -
     except Exception as error:  # botocore's parsers raise anything
         if not is_error:
             raise NoAnswerError(_described(response)) from error
-        parsed = _unread_error(response)
-    if not is_error and not _is_valid(response, protocol, shape, parsed):
+        status, headers = response["status_code"], dict(response["headers"])
+        parsed = {
+            "Error": {"Code": str(status), "Message": ""},
+            "ResponseMetadata": {"HTTPStatusCode": status, "HTTPHeaders": headers},
+        }
+    required = _REQUIRED.get(shape.name, {}) if shape and not is_error else {}
+    text = response["body"].strip()
+    is_object = not text or (text.startswith(b"{") and text.endswith(b"}"))
+    if not is_error and protocol == "json" and not is_object:
+        raise NoAnswerError(_described(response))
+    if not all(isinstance(parsed.get(name), kind) for name, kind in required.items()):
         raise NoAnswerError(_described(response))
     return parsed
-
-
-def _is_valid(response: Mapping[str, Any], protocol: str, shape: Any, parsed: Any) -> bool:
-    body = response["body"]
-    if protocol == "json" and body:
-        stripped = body.strip()
-        if not (stripped.startswith(b"{") and stripped.endswith(b"}")):
-            return False
-    required = _REQUIRED.get(shape.name, {}) if shape else {}
-    return all(isinstance(parsed.get(name), kind) for name, kind in required.items())
-
-
-def _unread_error(response: Mapping[str, Any]) -> dict[str, Any]:
-    """The error of an answer that botocore cannot read, in its form."""
-    status = response["status_code"]
-    return {
-        "Error": {"Code": str(status), "Message": ""},
-        "ResponseMetadata": {"HTTPStatusCode": status, "HTTPHeaders": dict(response["headers"])},
-    }
 
 
 def _described(response: Mapping[str, Any]) -> str:
@@ -202,9 +185,8 @@ def message(error: BaseException) -> str:
 
 def _response(error: BaseException) -> Mapping[str, Any]:
     """The service's answer; empty where the connection failed, whose error has `response` None."""
-    from botocore.exceptions import ClientError
-
-    return error.response if isinstance(error, ClientError) else {}
+    response: Mapping[str, Any] | None = getattr(error, "response", None)
+    return response or {}
 
 
 @contextmanager
@@ -257,10 +239,7 @@ def was_lost(error: BaseException) -> bool:
 
 
 def may_have_succeeded(error: BaseException) -> bool:
-    """Whether a failed request may have taken effect."""
-    from botocore.exceptions import ClientError
-
-    if isinstance(error, ClientError):
+    if _response(error):
         return not _is_of_service(error) or (code(error) in _BUSY and "hrottl" not in code(error))
     return was_lost(error) or isinstance(error, NoAnswerError)
 

@@ -155,7 +155,6 @@ class Image:
 
     @property
     def smp(self) -> bool:
-        """Whether the image holds SageMaker's model parallel library."""
         return self.repository == _SMP_REPOSITORY
 
 
@@ -226,17 +225,14 @@ def has_gpu(instance_type: str) -> bool:
 
 
 def has_neuron(instance_type: str) -> bool:
-    """Whether the instance family has Trainium or Inferentia devices."""
     return instance_type.startswith(("ml.trn", "ml.inf"))
 
 
 def has_efa(instance_type: str) -> bool:
-    """Whether the type is known to have an Elastic Fabric Adapter on SageMaker."""
     return _EFA.fullmatch(instance_type) is not None
 
 
 def gpus(instance_type: str) -> int | None:
-    """The GPUs of one instance; None if the number is unknown."""
     if not has_gpu(instance_type):
         return 0
     counts = (count for count, types in _GPUS if re.fullmatch(types, instance_type))

@@ -11,9 +11,8 @@ from deploykit.backends import base as backend
 from deploykit.backends.sagemaker import aws as clients
 from deploykit.backends.sagemaker import catalog
 from deploykit.backends.sagemaker.options import Options, region
-from deploykit.doctor import aws
-from deploykit.doctor.aws import collect, network
-from deploykit.doctor.aws.requirements import EPHEMERAL, ESP, IKE, Flow, Ports, Requirements
+from deploykit.doctor import account, collect, firewall, network, routes
+from deploykit.doctor.requirements import EPHEMERAL, ESP, IKE, Flow, Ports, Requirements
 from deploykit.job import checks
 from deploykit.job.model import JobSpec
 from deploykit.lib.errors import NotFound, NotPermitted
@@ -44,7 +43,18 @@ def examine(
     if save:
         collect.save(answers, save)
     with reading(saved):
-        yield from aws.findings(network.parse(required, answers))
+        yield from findings(network.parse(required, answers))
+
+
+def findings(facts: network.Network) -> Iterator[Finding]:
+    """Everything that would stop or slow the job in this account and network. Pure."""
+    yield from collect.findings(facts)
+    yield from account.findings(facts)
+    yield from routes.subnet_findings(facts)
+    yield from firewall.group_findings(facts)
+    yield from firewall.acl_findings(facts)
+    yield from routes.route_findings(facts)
+    yield from routes.endpoint_findings(facts)
 
 
 @contextlib.contextmanager
@@ -71,8 +81,8 @@ _SSH: Ports = (22, 22)
 
 
 def requirements_of(job: JobSpec, options: Options, region: str) -> Requirements:
-    """The requirements of a valid job file."""
     written, read = _buckets(job, options)
+    services = {value.split(":")[1] for value in job.env.values() if checks.is_secret(value)}
     return Requirements(
         region=region,
         role=options.role,
@@ -87,7 +97,7 @@ def requirements_of(job: JobSpec, options: Options, region: str) -> Requirements
         efa=catalog.has_efa(options.training_type),
         remote_debug=options.remote_debug,
         keys=_keys(options, region),
-        secrets=_secret_services(job),
+        secrets=tuple(sorted(services)),
         peers=_flows_between_nodes(job, options),
     )
 
@@ -118,11 +128,6 @@ def _key_arn(key: str, region: str, account: str) -> str:
     if "alias/" in key:
         return "*"
     return key if key.startswith("arn:") else f"arn:aws:kms:{region}:{account}:key/{key}"
-
-
-def _secret_services(job: JobSpec) -> tuple[str, ...]:
-    services = (value.split(":")[1] for value in job.env.values() if checks.is_secret(value))
-    return tuple(sorted(set(services)))
 
 
 def _flows_between_nodes(job: JobSpec, options: Options) -> tuple[Flow, ...]:

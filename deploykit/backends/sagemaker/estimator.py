@@ -1,7 +1,7 @@
 """A job as the estimator of the SageMaker SDK 2.x that a user's own code holds or sends.
 
-The only file that uses the SDK. The arguments of its estimator are written independently of
-`request.py`, in the SDK's terms; the tests prove for many jobs that both give the same request.
+The only file that uses the SDK. The SDK itself chooses the image and the launcher, and makes its
+own request: the tests prove for many jobs that it is that of `request.py`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,7 @@ from typing import Any
 
 from deploykit.backends.base import LAUNCH
 from deploykit.backends.sagemaker import catalog, request
-from deploykit.backends.sagemaker.options import (
-    Options,
-    channel_location,
-    channel_names,
-    region,
-)
+from deploykit.backends.sagemaker.options import Options
 from deploykit.job.model import JobSpec, Plan
 from deploykit.lib.errors import BackendUnavailable, SubmitRefused
 
@@ -34,55 +29,81 @@ _SETTINGS = {
 """Replaces the SDK's configuration files, which would silently change requests."""
 _MAX_QUOTED_VALUE = 200
 """Characters of a value that a message quotes."""
+_FIELDS = {
+    "role": "RoleArn",
+    "container_entry_point": "AlgorithmSpecification.ContainerEntrypoint",
+    "container_arguments": "AlgorithmSpecification.ContainerArguments",
+    "metric_definitions": "AlgorithmSpecification.MetricDefinitions",
+    "instance_count": "ResourceConfig.InstanceCount",
+    "instance_type": "ResourceConfig.InstanceType",
+    "volume_size": "ResourceConfig.VolumeSizeInGB",
+    "volume_kms_key": "ResourceConfig.VolumeKmsKeyId",
+    "keep_alive_period_in_seconds": "ResourceConfig.KeepAlivePeriodInSeconds",
+    "training_plan": "ResourceConfig.TrainingPlanArn",
+    "max_run": "StoppingCondition.MaxRuntimeInSeconds",
+    "max_wait": "StoppingCondition.MaxWaitTimeInSeconds",
+    "use_spot_instances": "EnableManagedSpotTraining",
+    "max_retry_attempts": "RetryStrategy.MaximumRetryAttempts",
+    "subnets": "VpcConfig.Subnets",
+    "security_group_ids": "VpcConfig.SecurityGroupIds",
+    "encrypt_inter_container_traffic": "EnableInterContainerTrafficEncryption",
+    "enable_network_isolation": "EnableNetworkIsolation",
+    "enable_remote_debug": "RemoteDebugConfig.EnableRemoteDebug",
+    "output_path": "OutputDataConfig.S3OutputPath",
+    "output_kms_key": "OutputDataConfig.KmsKeyId",
+    "checkpoint_s3_uri": "CheckpointConfig.S3Uri",
+    "checkpoint_local_path": "CheckpointConfig.LocalPath",
+    "disable_profiler": "ProfilerConfig.DisableProfiler",
+    "environment": "Environment",
+    "tags": "Tags",
+}
+"""Argument of the estimator -> path of its value in the request."""
 
 
-def estimator_arguments(job: JobSpec, options: Options, *, run: str, bundle: str) -> dict[str, Any]:
-    """What a user of the SDK would write for this job, as plain data.
-
-    Where the SDK takes an object, the keyword arguments of its class are given. `bundle` is the
-    hash of the source.
-    """
-    estimator = {
-        **_program(job, options, bundle),
-        **_instances(job, options),
-        **_locations(job, options),
-        **_switches(options),
-        "environment": request.environment(job, options, run, bundle),
-    }
-    return {
-        "region": region(options),
-        "bucket": options.bucket,
-        "estimator": estimator,
-        "inputs": {name: _channel(job, options, name) for name in channel_names(job, options)},
-        "run": run,
-        "source_is_a_channel": options.source_is_a_channel,
-    }
-
-
-def _program(job: JobSpec, options: Options, bundle: str) -> dict[str, Any]:
-    pytorch, python = options.framework_version, options.py_version
+def _arguments(job: JobSpec, options: Options, planned: Mapping[str, Any]) -> dict[str, Any]:
+    """The estimator's arguments, as a user of the SDK would write them."""
+    debugger: Any = importlib.import_module("sagemaker.debugger")
+    instances: Any = importlib.import_module("sagemaker.instance_group")
+    python, pytorch = options.py_version, options.framework_version
     if python is None and pytorch is not None:
         if options.distribution == "smdistributed.modelparallel":
             python = catalog.SMP_IMAGES.get(pytorch, ("py311",))[0]
         else:
             python = catalog.VERSIONS.get(pytorch)
-    command = request.entrypoint(options, bundle)
-    return {
-        "container_entry_point": command.get("ContainerEntrypoint"),
-        "container_arguments": command.get("ContainerArguments"),
+    groups = {
+        group.name: instances.InstanceGroup(group.name, group.instance_type, group.instance_count)
+        for group in options.instance_groups
+    }
+    arguments: dict[str, Any] = {
         "entry_point": LAUNCH,
-        "source_dir": options.code(bundle),
-        "role": options.role,
+        "source_dir": options.code(planned["Environment"]["DEPLOYKIT_BUNDLE"]),
         "framework_version": pytorch,
         "py_version": python,
         "image_uri": options.image_uri,
-        "distribution": _distribution(job, options),
+        "distribution": _distribution(job, options, groups.get(options.distribution_group or "")),
+        "instance_groups": list(groups.values()) or None,
         "hyperparameters": request.user_hyperparameters(job),
+        "disable_output_compression": options.output_compression == "none",
+        "debugger_hook_config": None if options.debugger else False,
     }
+    for argument, path in _FIELDS.items():
+        value: Any = planned
+        for name in path.split("."):
+            value = value.get(name, {})
+        if value != {}:
+            arguments[argument] = value
+    if options.profiler_interval is not None:
+        interval = options.profiler_interval
+        profiler = debugger.ProfilerConfig(system_monitor_interval_millis=interval)
+        arguments["profiler_config"] = profiler
+    if board := planned.get("TensorBoardOutputConfig"):
+        config = debugger.TensorBoardOutputConfig(board["S3OutputPath"], board["LocalPath"])
+        arguments["tensorboard_output_config"] = config
+    return arguments
 
 
-def _distribution(job: JobSpec, options: Options) -> dict[str, Any] | None:
-    """The `distribution` argument; `instance_groups` holds names."""
+def _distribution(job: JobSpec, options: Options, group: Any) -> dict[str, Any] | None:
+    """The `distribution` argument; `group` is the SDK's group that trains, or None."""
     extra = {}
     if options.mpi_options is not None:
         extra["custom_mpi_options"] = options.mpi_options
@@ -99,96 +120,9 @@ def _distribution(job: JobSpec, options: Options) -> dict[str, Any] | None:
         "mpi": {"mpi": on | {"processes_per_host": job.resources.processes} | extra},
         "none": {},
     }[options.distribution]
-    if distribution and options.distribution_group is not None:
-        distribution["instance_groups"] = [options.distribution_group]
+    if distribution and group is not None:
+        distribution["instance_groups"] = [group]
     return distribution or None
-
-
-def _instances(job: JobSpec, options: Options) -> dict[str, Any]:
-    groups = [
-        {
-            "instance_group_name": group.name,
-            "instance_type": group.instance_type,
-            "instance_count": group.instance_count,
-        }
-        for group in options.instance_groups
-    ]
-    return {
-        "instance_count": None if groups else job.resources.nodes,
-        "instance_type": options.instance_type,
-        "instance_groups": groups or None,
-        "volume_size": options.volume_size,
-        "volume_kms_key": options.volume_kms_key,
-        "keep_alive_period_in_seconds": options.keep_alive,
-        "training_plan": options.training_plan,
-        "max_run": job.resources.time_limit,
-        "use_spot_instances": options.spot,
-        "max_wait": options.max_wait,
-        "max_retry_attempts": job.retries or None,
-        "subnets": list(options.subnets) or None,
-        "security_group_ids": list(options.security_group_ids) or None,
-    }
-
-
-def _locations(job: JobSpec, options: Options) -> dict[str, Any]:
-    tensorboard = None
-    if options.tensorboard_output is not None:
-        tensorboard = {
-            "s3_output_path": options.tensorboard_output,
-            "container_local_output_path": request.TENSORBOARD,
-        }
-    return {
-        "output_path": request.output(job, options),
-        "output_kms_key": options.output_kms_key,
-        "disable_output_compression": options.output_compression == "none",
-        "checkpoint_s3_uri": job.checkpoints,
-        "checkpoint_local_path": request.CHECKPOINTS if job.checkpoints else None,
-        "tensorboard_output_config": tensorboard,
-    }
-
-
-def _switches(options: Options) -> dict[str, Any]:
-    interval = options.profiler_interval
-    profiler = None if interval is None else {"system_monitor_interval_millis": interval}
-    return {
-        "encrypt_inter_container_traffic": options.encrypt_inter_container_traffic,
-        "enable_network_isolation": options.network_isolation,
-        "enable_remote_debug": options.remote_debug or None,
-        "tags": dict(options.tags) or None,
-        "metric_definitions": request.metrics(options) or None,
-        "debugger_hook_config": None if options.debugger else False,
-        "disable_profiler": profiler is None,
-        "profiler_config": profiler,
-    }
-
-
-def _channel(job: JobSpec, options: Options, name: str) -> dict[str, Any]:
-    """Arguments of TrainingInput or FileSystemInput, without those that are not set."""
-    channel = options.channel(name)
-    if channel.file_system_id is not None:
-        arguments: dict[str, Any] = {
-            "file_system_id": channel.file_system_id,
-            "file_system_type": channel.file_system_type,
-            "directory_path": channel.directory_path,
-            "file_system_access_mode": channel.file_system_access,
-            "content_type": channel.content_type,
-        }
-    else:
-        arguments = {
-            "s3_data": channel_location(job, options, name),
-            "s3_data_type": channel.s3_data_type,
-            "distribution": channel.s3_distribution,
-            "input_mode": None if channel.input_mode == "File" else channel.input_mode,
-            "content_type": channel.content_type,
-            "compression": None if channel.compression == "None" else channel.compression,
-            "record_wrapping": None if channel.record_wrapping == "None" else "RecordIO",
-            "attribute_names": list(channel.attribute_names) or None,
-            "instance_groups": list(channel.instance_groups) or None,
-            "shuffle_config": None
-            if channel.shuffle_seed is None
-            else {"seed": channel.shuffle_seed},
-        }
-    return {key: value for key, value in arguments.items() if value is not None}
 
 
 def require() -> None:
@@ -205,7 +139,7 @@ def require() -> None:
         )
 
 
-def session(arguments: Mapping[str, Any], client: Any = None) -> Any:
+def session(region: str, bucket: str, client: Any = None) -> Any:
     """An SDK session with the user's credentials, without telemetry and configuration files.
 
     `client` is boto3's for SageMaker; default: one that the SDK makes.
@@ -213,24 +147,32 @@ def session(arguments: Mapping[str, Any], client: Any = None) -> Any:
     import boto3
     from sagemaker.session import Session
 
-    connection: Any = boto3.Session(region_name=arguments["region"])
+    connection: Any = boto3.Session(region_name=region)
     return Session(
         connection,
         sagemaker_client=client,
-        default_bucket=arguments["bucket"],
+        default_bucket=bucket,
         sagemaker_config=_SETTINGS,
     )
 
 
 def estimator(
-    arguments: Mapping[str, Any], sagemaker_session: Any, upload: Callable[[], None]
+    job: JobSpec,
+    options: Options,
+    planned: Mapping[str, Any],
+    sagemaker_session: Any,
+    upload: Callable[[], None],
+    **replaced: Any,
 ) -> Any:
-    """The `PyTorch` estimator for a job; its `fit()` sends the request of the plan.
+    """The `PyTorch` estimator for a job; its `fit()` sends the request `planned`.
 
     `fit()` calls `upload` for the source, because the SDK would drop the entry point's folder.
+    `replaced` are arguments of the estimator that differ from those of the job.
     """
     from sagemaker.fw_utils import UploadedCode
     from sagemaker.pytorch.estimator import PyTorch
+
+    arguments = _arguments(job, options, planned) | replaced
 
     class Planned(PyTorch):
         def _stage_user_code_in_s3(self) -> Any:
@@ -238,8 +180,8 @@ def estimator(
             return UploadedCode(s3_prefix=self.source_dir, script_name=self.entry_point)
 
         def _script_mode_hyperparam_update(self, code_dir: str, script: str) -> None:
-            if arguments["source_is_a_channel"]:  # the SDK does so for isolated containers only
-                self.code_uri = arguments["estimator"]["source_dir"]
+            if options.source_is_a_channel:  # the SDK does so for isolated containers only
+                self.code_uri = arguments["source_dir"]
                 code_dir = self.CONTAINER_CODE_CHANNEL_SOURCEDIR_PATH
             super()._script_mode_hyperparam_update(code_dir, script)
 
@@ -251,49 +193,33 @@ def estimator(
             job_name: str | None = None,
             experiment_config: Any = None,
         ) -> Any:
-            name = job_name or arguments["run"]
+            name = job_name or planned["TrainingJobName"]
             self.environment = {**self.environment, "DEPLOYKIT_RUN": name}
-            return super().fit(
-                inputs or _inputs(arguments) or None, wait, logs, name, experiment_config
-            )
+            inputs = inputs or _inputs(options, planned) or None
+            return super().fit(inputs, wait, logs, name, experiment_config)
 
-    return Planned(sagemaker_session=sagemaker_session, **_objects(arguments["estimator"]))
-
-
-def _objects(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The estimator's arguments, with the SDK's objects where it requires them."""
-    debugger: Any = importlib.import_module("sagemaker.debugger")
-    instances: Any = importlib.import_module("sagemaker.instance_group")
-    groups = [instances.InstanceGroup(**group) for group in arguments["instance_groups"] or ()]
-    objects: dict[str, Any] = {"instance_groups": groups or None}
-    distribution = arguments["distribution"]
-    if distribution and "instance_groups" in distribution:
-        by_name = {group.instance_group_name: group for group in groups}
-        training = [by_name[name] for name in distribution["instance_groups"]]
-        objects["distribution"] = {**distribution, "instance_groups": training}
-    for name, kind in (
-        ("profiler_config", debugger.ProfilerConfig),
-        ("tensorboard_output_config", debugger.TensorBoardOutputConfig),
-    ):
-        if arguments[name] is not None:
-            objects[name] = kind(**arguments[name])
-    return {**arguments, **objects}
+    return Planned(sagemaker_session=sagemaker_session, **arguments)
 
 
-def _inputs(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _inputs(options: Options, planned: Mapping[str, Any]) -> dict[str, Any]:
+    """The SDK's inputs, each of which holds its part of the request."""
     classes: Any = importlib.import_module("sagemaker.inputs")
+    channels = planned.get("InputDataConfig", [])
+    if options.source_is_a_channel:
+        channels = channels[:-1]  # the SDK adds the source's itself
     inputs = {}
-    for name, options in arguments["inputs"].items():
-        settings = dict(options)
-        if "shuffle_config" in settings:
-            settings["shuffle_config"] = classes.ShuffleConfig(**settings["shuffle_config"])
-        s3 = "file_system_id" not in settings
-        inputs[name] = (classes.TrainingInput if s3 else classes.FileSystemInput)(**settings)
+    for channel in channels:
+        inputs[channel["ChannelName"]] = classes.TrainingInput("")
+        inputs[channel["ChannelName"]].config = dict(channel)
     return inputs
 
 
 def intercept(
-    arguments: Mapping[str, Any], sagemaker_session: Any
+    job: JobSpec,
+    options: Options,
+    planned: Mapping[str, Any],
+    sagemaker_session: Any,
+    **replaced: Any,
 ) -> tuple[dict[str, Any], Callable[[dict[str, Any]], None]]:
     """The request of the estimator's `fit()`, and the SDK's function that sends it.
 
@@ -301,7 +227,8 @@ def intercept(
     """
     calls: list[Any] = []
     sagemaker_session._intercept_create_request = lambda *call: calls.append(call)  # noqa: SLF001
-    estimator(arguments, sagemaker_session, lambda: None).fit(wait=False)
+    pytorch = estimator(job, options, planned, sagemaker_session, lambda: None, **replaced)
+    pytorch.fit(wait=False)
     sent, create, *_ = calls[0]
     return sent, create
 
@@ -313,15 +240,14 @@ def sender(plan: Plan, client: Any) -> Callable[[], Mapping[str, Any]]:
     SubmitRefused if the SDK refuses the job, or if its request is not that of the plan.
     """
     require()
-    arguments = estimator_arguments(
-        plan.job, plan.options, run=plan.run, bundle=plan.bundle.hash
-    ) | {"region": plan.target}
+    planned = json.loads(plan.text)
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # the SDK prints when it is imported
-            sent, create = intercept(arguments, session(arguments, client))
+            connected = session(plan.target, plan.options.bucket, client)
+            sent, create = intercept(plan.job, plan.options, planned, connected)
     except REFUSALS as error:
         raise SubmitRefused(f"the SageMaker SDK refuses this job: {error}") from error
-    if different := list(differences(json.loads(plan.text), sent)):
+    if different := list(differences(planned, sent)):
         raise SubmitRefused(
             "the SageMaker SDK would send a different request: " + "; ".join(different),
             hint="please report this; sagemaker.sender: boto3 sends the plan without the SDK",

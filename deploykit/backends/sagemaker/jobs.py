@@ -30,19 +30,15 @@ from deploykit.observe import logfiles
 from deploykit.observe.metrics.points import Point, final_metrics
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
-_LATEST_TIME = 253402300799000
-"""Milliseconds since the epoch, at the end of the year 9999."""
 _POLL_INTERVAL = 5.0
 """Seconds between two requests for new lines."""
 _OUTAGE_LIMIT = 900.0
 """Seconds without an answer after which following fails: time to log in again."""
-_MAX_EXIT_CODE = 255
 _OrderedLine = tuple[tuple[int, int], LogLine]
 """A line, and its key for sorting: milliseconds, then number within its stream."""
-_MAX_BILLED_SECONDS = 10**9
-"""Thirty years."""
 _NODE = re.compile(r".*/algo-(\d{1,9})-.*")
 _EXIT_CODE = re.compile(r"[Ee]xit ?[Cc]ode:? ?\"?(\d{1,3})\b")
+"""The program's exit code, which the service reports only in the text of the failure."""
 _CLOSED = "runs on SageMaker, which does not allow access to its containers"
 _NEXT_RUN = """\
 the next run can allow it: --set sagemaker.remote_debug=true
@@ -192,13 +188,11 @@ def metrics(handle: Handle) -> Iterator[Point]:
 
 def cancel(handle: Handle) -> None:
     """Stop the training job, unless it has ended. Raises NotFound if it does not exist."""
-    from botocore.exceptions import ClientError
-
     client = aws.client("sagemaker", handle.target)
     with aws.errors(handle.target):
         try:
             client.stop_training_job(TrainingJobName=handle.id)
-        except ClientError as error:
+        except Exception as error:
             if _is_missing(error):
                 raise NotFound(f"SageMaker has no training job {handle.id}") from error
             if aws.code(error) != "ValidationException" or "status" not in aws.message(error):
@@ -220,28 +214,20 @@ def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
         try:
             ended = not follow or status([handle])[handle].state.final
             client = client or aws.client("logs", handle.target)
-            _read_new(client, handle, tokens, lines)
+            with aws.errors(handle.target):
+                for stream in _streams(client, handle.id):
+                    for line in _new_lines(client, stream, tokens):
+                        lines.append(line)  # noqa: PERF402 - keeps the lines before an error
             connected, outage_start = True, None
         except (BackendUnavailable, NotPermitted, TryAgain) as error:
             if not connected:
                 raise
             ended, outage_start = False, _tolerate(error, outage_start)
             client = None  # a new client reads new credentials
-        for _, line in sorted(lines, key=lambda pair: pair[0]):
-            yield line
+        yield from (line for _, line in sorted(lines, key=lambda pair: pair[0]))
         if ended and not (follow and lines):
             return
         time.sleep(_POLL_INTERVAL)
-
-
-def _read_new(
-    client: Any, handle: Handle, tokens: dict[str, str], lines: list[_OrderedLine]
-) -> None:
-    """Append the new lines of all streams."""
-    with aws.errors(handle.target):
-        for stream in _streams(client, handle.id):
-            for line in _new_lines(client, stream, tokens):
-                lines.append(line)  # noqa: PERF402 - keeps the lines read before an error
 
 
 def _tolerate(error: DeploykitError, outage_start: float | None) -> float:
@@ -257,13 +243,10 @@ def _tolerate(error: DeploykitError, outage_start: float | None) -> float:
 
 
 def _describe(client: Any, run: str, target: str) -> Any:
-    """The response of DescribeTrainingJob; None if there is no such job."""
-    from botocore.exceptions import ClientError
-
     with aws.errors(target):
         try:
             return client.describe_training_job(TrainingJobName=run)
-        except ClientError as error:
+        except Exception as error:
             if _is_missing(error):
                 return None
             raise
@@ -277,67 +260,33 @@ def _is_missing(error: BaseException) -> bool:
 
 
 def _status(job: Any) -> Status:
-    primary, secondary = _text(job, "TrainingJobStatus"), _text(job, "SecondaryStatus")
+    primary, secondary = job["TrainingJobStatus"], job.get("SecondaryStatus", "")
     state = _STATES.get(primary, State.UNKNOWN)
     if primary == "InProgress" and secondary in _WAITING:
         state = State.QUEUED
     if secondary in _TIMED_OUT:
         state = State.FAILED if state.final else state
-    reason = _text(job, "FailureReason") or (_WAITING | _TIMED_OUT | _REASONS).get(secondary, "")
-    if secondary == "MaxWaitTimeExceeded" and _time(job, "TrainingStartTime"):
+    reason = job.get("FailureReason") or (_WAITING | _TIMED_OUT | _REASONS).get(secondary, "")
+    started, billed = job.get("TrainingStartTime"), job.get("BillableTimeInSeconds")
+    if secondary == "MaxWaitTimeExceeded" and started:
         reason = "did not end within max_wait, which counts the wait for spot instances"
+    code = _EXIT_CODE.search(reason) if state is State.FAILED else None
+    trained = job.get("TrainingTimeInSeconds")
+    if trained and billed is not None:
+        saved = (
+            f", {100 - 100 * billed // trained}% less than on-demand" if billed < trained else ""
+        )
+        reason = f"{reason}; {billed} of {trained} s billed{saved}"
     return Status(
         state,
         native=f"{primary}/{secondary}" if secondary else primary,
-        reason=f"{reason}{_billing(job)}",
-        exit_code=_exit_code(state, reason),
-        started=_time(job, "TrainingStartTime"),
-        finished=_time(job, "TrainingEndTime"),
-        output=_output(job),
-        billed=_billed(job),
+        reason=reason,
+        exit_code=0 if state is State.SUCCEEDED else int(code[1]) if code else None,
+        started=started,
+        finished=job.get("TrainingEndTime"),
+        output=results(job) if "OutputDataConfig" in job else "",
+        billed=billed,  # of one instance; for spot instances, those that on-demand would cost
     )
-
-
-def _text(job: Any, name: str) -> str:
-    """A string of a response; empty if it is missing or of another type."""
-    value = job.get(name)
-    return value if isinstance(value, str) else ""
-
-
-def _time(job: Any, name: str) -> datetime | None:
-    value = job.get(name)
-    return value if isinstance(value, datetime) else None
-
-
-def _output(job: Any) -> str:
-    try:
-        return results(job)
-    except (AttributeError, KeyError, TypeError):
-        return ""
-
-
-def _billing(job: Any) -> str:
-    """The billed seconds, and what spot instances saved, as the end of a sentence."""
-    trained, billed = job.get("TrainingTimeInSeconds"), job.get("BillableTimeInSeconds")
-    if not isinstance(trained, int) or not isinstance(billed, int) or trained <= 0:
-        return ""
-    saved = f", {100 - 100 * billed // trained}% less than on-demand" if billed < trained else ""
-    return f"; {billed} of {trained} s billed{saved}"
-
-
-def _billed(job: Any) -> float | None:
-    """The billed seconds of one instance; for spot instances, those that on-demand would cost."""
-    billed = job.get("BillableTimeInSeconds")
-    return float(billed) if isinstance(billed, int) and 0 <= billed <= _MAX_BILLED_SECONDS else None
-
-
-def _exit_code(state: State, reason: str) -> int | None:
-    """The program's exit code, which the service reports only in the text of the failure."""
-    if state is State.SUCCEEDED:
-        return 0
-    match = _EXIT_CODE.search(reason)
-    code = int(match[1]) if match and state is State.FAILED else None
-    return code if code is None or code <= _MAX_EXIT_CODE else None
 
 
 def _streams(client: Any, run: str) -> Iterator[str]:
@@ -353,7 +302,6 @@ def _streams(client: Any, run: str) -> Iterator[str]:
 
 
 def _new_lines(client: Any, stream: str, tokens: dict[str, str]) -> Iterator[_OrderedLine]:
-    """The events after the stream's token."""
     match = _NODE.fullmatch(stream)
     node = int(match[1]) - 1 if match else None
     count = itertools.count()
@@ -362,8 +310,8 @@ def _new_lines(client: Any, stream: str, tokens: dict[str, str]) -> Iterator[_Or
         response = client.get_log_events(
             logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True, **after
         )
-        for event in response.get("events", ()):
-            yield (_milliseconds(event), next(count)), _line(event, node)
+        for event in response["events"]:
+            yield (event["timestamp"], next(count)), _line(event, node)
         token = response.get("nextForwardToken")
         if token is None or token == tokens.get(stream):
             return
@@ -371,16 +319,10 @@ def _new_lines(client: Any, stream: str, tokens: dict[str, str]) -> Iterator[_Or
 
 
 def _line(event: Any, node: int | None) -> LogLine:
-    line = logfiles.parse(_text(event, "message").rstrip("\n"), node)
+    line = logfiles.parse(event["message"].rstrip("\n"), node)
     if line.time is not None:
         return line
-    return line._replace(time=datetime.fromtimestamp(_milliseconds(event) / 1000, UTC))
-
-
-def _milliseconds(event: Any) -> int:
-    """Time of an event, in milliseconds since the epoch; 0 if it is missing or out of range."""
-    value = event.get("timestamp")
-    return value if isinstance(value, int) and 0 <= value <= _LATEST_TIME else 0
+    return line._replace(time=datetime.fromtimestamp(event["timestamp"] / 1000, UTC))
 
 
 def dump_by_hand(handle: Handle) -> tuple[str, str]:

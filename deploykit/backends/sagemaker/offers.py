@@ -16,7 +16,7 @@ from typing import Any
 
 from deploykit.backends.base import Start
 from deploykit.backends.sagemaker import aws, catalog
-from deploykit.backends.sagemaker.options import Options, region
+from deploykit.backends.sagemaker.options import Options, machines, region
 from deploykit.cost import money, prices
 from deploykit.cost.estimate import Charge, Estimate, Seconds
 from deploykit.cost.prices import Price, PriceList
@@ -51,13 +51,12 @@ _SEARCH = "SearchTrainingPlanOfferings"
 
 
 def cost(job: JobSpec, options: Options) -> Estimate:
-    """What the job may cost."""
     if options.training_plan:
         return Estimate(unknown=(_PLAN,))
     where, used = region(options) or "", list[Price]()
     unknown = [] if where else ["no region is chosen, and prices differ: AWS_REGION"]
     charges: list[Charge] = []
-    for count, kind in _machines(job, options):
+    for count, kind in machines(job, options):
         price = prices.machine(PROVIDER, where, kind)
         if price is None:
             unknown += [f"the price of {kind} in {where}; {_REFRESH}"] if where else []
@@ -91,12 +90,6 @@ def alternatives(job: JobSpec, options: Options) -> dict[str, Estimate]:
         return {}
     other = replace(options, spot=not options.spot, max_wait=None)
     return {"on-demand" if options.spot else "spot": cost(job, other)}
-
-
-def _machines(job: JobSpec, options: Options) -> list[tuple[int, str]]:
-    if options.instance_groups:
-        return [(group.instance_count, group.instance_type) for group in options.instance_groups]
-    return [(job.resources.nodes, options.instance_type or "")]
 
 
 def _machine_charges(
@@ -206,7 +199,6 @@ def when(plan: Plan) -> Iterator[Start]:
 
 
 def _quotas(where: str) -> dict[str, float]:
-    """The values of SageMaker's quotas by their names."""
     client: Any = aws.client("service-quotas", where)
     with aws.errors(where):
         pages = client.get_paginator("list_service_quotas").paginate(ServiceCode="sagemaker")

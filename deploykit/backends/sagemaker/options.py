@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from deploykit.backends.sagemaker import catalog
-from deploykit.doctor import aws_names
+from deploykit.doctor.requirements import BUCKET, REGION
 from deploykit.job.decode import Bounds, Duration, Help, Pattern
 from deploykit.job.model import CHANNEL, JobSpec
 
@@ -172,7 +172,6 @@ class ModelParallel:
     random_seed: Annotated[int | None, Help("Random seed of the library.")] = None
 
     def parameters(self) -> dict[str, int | bool]:
-        """The parameters that are set, by the library's names."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
@@ -223,7 +222,7 @@ class Options:
             "S3 bucket, in the job's region, for the source and, without `output`, the results.",
             example="my-bucket",
         ),
-        aws_names.BUCKET,
+        BUCKET,
     ]
     instance_type: Annotated[
         str | None,
@@ -256,7 +255,7 @@ class Options:
     region: Annotated[
         str | None,
         Help("Region of the job. Default: AWS_REGION, then AWS_DEFAULT_REGION.", "us-east-1"),
-        aws_names.REGION,
+        REGION,
     ] = None
     framework_version: Annotated[
         str | None,
@@ -436,7 +435,6 @@ class Options:
 
     @property
     def by_torchrun(self) -> bool:
-        """Whether torchrun starts the ranks in the container."""
         return self.distribution in {"torch_distributed", "smdistributed.modelparallel"}
 
     def code(self, bundle: str) -> str:
@@ -444,11 +442,9 @@ class Options:
         return f"s3://{self.bucket}/{self.code_key(bundle)}"
 
     def code_key(self, bundle: str) -> str:
-        """Key of the source in the bucket."""
         return f"{self.prefix}/bundles/{bundle}/sourcedir.tar.gz"
 
     def channel(self, name: str) -> Channel:
-        """How a channel of `data` or of `channels` is read."""
         return self.channels.get(name, Channel())
 
 
@@ -456,6 +452,12 @@ def launched(job: JobSpec, options: Options) -> Options:
     """The options with `none` in place of torchrun for `launcher: python`: one process a node."""
     plain = job.entrypoint.launcher == "python" and options.distribution == "torch_distributed"
     return replace(options, distribution="none") if plain else options
+
+
+def machines(job: JobSpec, options: Options) -> list[tuple[int, str]]:
+    if options.instance_groups:
+        return [(group.instance_count, group.instance_type) for group in options.instance_groups]
+    return [(job.resources.nodes, options.training_type)]
 
 
 def region(options: Options) -> str | None:
@@ -469,7 +471,6 @@ def environment_region() -> str | None:
 
 
 def bills(_: Options) -> bool:
-    """Whether anything is billed: always."""
     return True
 
 

@@ -58,16 +58,23 @@ _SAFE = frozenset(string.ascii_letters + string.digits + "_@%+=:,./-")
 
 def render(job: JobSpec, options: Options, *, run: str, bundle: str) -> dict[str, Any]:
     """The request. `bundle` is the hash of the source. The job must have passed `check`."""
+    source = _CODE_CHANNEL if options.source_is_a_channel else options.code(bundle)
+    hyperparameters = {
+        **user_hyperparameters(job),
+        "sagemaker_program": backend.LAUNCH,
+        "sagemaker_submit_directory": source,
+        "sagemaker_job_name": run,
+        "sagemaker_region": region_of(options),
+        "sagemaker_container_log_level": _LOG_LEVEL,
+        **_launcher(job, options),
+    }
     request: dict[str, Any] = {
         "TrainingJobName": run,
         "RoleArn": options.role,
         "AlgorithmSpecification": _algorithm(options) | entrypoint(options, bundle),
         "ResourceConfig": _resources(job, options),
         "StoppingCondition": {"MaxRuntimeInSeconds": job.resources.time_limit},
-        "HyperParameters": {
-            name: json.dumps(value)
-            for name, value in _hyperparameters(job, options, run, bundle).items()
-        },
+        "HyperParameters": {name: json.dumps(value) for name, value in hyperparameters.items()},
         "Environment": environment(job, options, run, bundle),
     }
     if options.max_wait is not None:
@@ -77,7 +84,11 @@ def render(job: JobSpec, options: Options, *, run: str, bundle: str) -> dict[str
         inputs.append(_s3_channel("code", options.code(bundle)))
     if inputs:
         request["InputDataConfig"] = inputs
-    request["OutputDataConfig"] = _output(job, options)
+    request["OutputDataConfig"] = {"S3OutputPath": output(job, options)}
+    if options.output_kms_key is not None:
+        request["OutputDataConfig"]["KmsKeyId"] = options.output_kms_key
+    if options.output_compression == "none":
+        request["OutputDataConfig"]["CompressionType"] = "NONE"
     if job.checkpoints is not None:
         request["CheckpointConfig"] = {"S3Uri": job.checkpoints, "LocalPath": CHECKPOINTS}
     return request | _extras(job, options)
@@ -89,10 +100,7 @@ def output(job: JobSpec, options: Options) -> str:
 
 
 def results(job: Mapping[str, Any]) -> str:
-    """S3 location of the output, from a request or a DescribeTrainingJob response.
-
-    Raises KeyError, TypeError or AttributeError if `job` is neither.
-    """
+    """S3 location of the output, from a request or a DescribeTrainingJob response."""
     config = job["OutputDataConfig"]
     folder = f"{config['S3OutputPath'].rstrip('/')}/{job['TrainingJobName']}/output/"
     return folder if config.get("CompressionType") == "NONE" else f"{folder}output.tar.gz"
@@ -153,21 +161,7 @@ def _chunks(text: str) -> Iterator[str]:
         text = text[end:]
 
 
-def _hyperparameters(job: JobSpec, options: Options, run: str, bundle: str) -> dict[str, Any]:
-    source = _CODE_CHANNEL if options.source_is_a_channel else options.code(bundle)
-    return {
-        **user_hyperparameters(job),
-        "sagemaker_program": backend.LAUNCH,
-        "sagemaker_submit_directory": source,
-        "sagemaker_job_name": run,
-        "sagemaker_region": region_of(options),
-        "sagemaker_container_log_level": _LOG_LEVEL,
-        **_launcher(job, options),
-    }
-
-
 def _launcher(job: JobSpec, options: Options) -> dict[str, Any]:
-    """The hyperparameters that select the container's launcher."""
     kind, smddp = options.distribution, "sagemaker_distributed_dataparallel"
     instance_type = {"sagemaker_instance_type": options.instance_type}
     torchrun = {"sagemaker_torch_distributed_enabled": True}
@@ -281,22 +275,22 @@ def _channel(job: JobSpec, options: Options, name: str) -> dict[str, Any]:
         }
         return entry | ({"ContentType": channel.content_type} if channel.content_type else {})
     entry = _s3_channel(name, channel_location(job, options, name) or "")
+    lists = {
+        "AttributeNames": list(channel.attribute_names),
+        "InstanceGroupNames": list(channel.instance_groups),
+    }
     entry["DataSource"]["S3DataSource"] |= {
         "S3DataType": channel.s3_data_type,
         "S3DataDistributionType": channel.s3_distribution,
-        **({"AttributeNames": list(channel.attribute_names)} if channel.attribute_names else {}),
-        **(
-            {"InstanceGroupNames": list(channel.instance_groups)} if channel.instance_groups else {}
-        ),
+        **{key: names for key, names in lists.items() if names},
     }
-    if channel.input_mode != "File":
-        entry["InputMode"] = channel.input_mode
-    if channel.content_type is not None:
-        entry["ContentType"] = channel.content_type
-    if channel.compression != "None":
-        entry["CompressionType"] = channel.compression
-    if channel.record_wrapping != "None":
-        entry["RecordWrapperType"] = channel.record_wrapping
+    settings = {
+        "InputMode": (channel.input_mode, "File"),
+        "ContentType": (channel.content_type, None),
+        "CompressionType": (channel.compression, "None"),
+        "RecordWrapperType": (channel.record_wrapping, "None"),
+    }
+    entry |= {key: value for key, (value, default) in settings.items() if value != default}
     if channel.shuffle_seed is not None:
         entry["ShuffleConfig"] = {"Seed": channel.shuffle_seed}
     return entry
@@ -310,15 +304,6 @@ def _s3_channel(name: str, prefix: str) -> dict[str, Any]:
         "S3DataDistributionType": "FullyReplicated",
     }
     return {"ChannelName": name, "DataSource": {"S3DataSource": source}}
-
-
-def _output(job: JobSpec, options: Options) -> dict[str, str]:
-    config = {"S3OutputPath": output(job, options)}
-    if options.output_kms_key is not None:
-        config["KmsKeyId"] = options.output_kms_key
-    if options.output_compression == "none":
-        config["CompressionType"] = "NONE"
-    return config
 
 
 def _extras(job: JobSpec, options: Options) -> dict[str, Any]:
@@ -348,10 +333,8 @@ def _extras(job: JobSpec, options: Options) -> dict[str, Any]:
     if options.remote_debug:
         extras["RemoteDebugConfig"] = {"EnableRemoteDebug": True}
     if options.subnets:
-        extras["VpcConfig"] = {
-            "Subnets": list(options.subnets),
-            "SecurityGroupIds": list(options.security_group_ids),
-        }
+        groups = list(options.security_group_ids)
+        extras["VpcConfig"] = {"Subnets": list(options.subnets), "SecurityGroupIds": groups}
     if job.retries:
         extras["RetryStrategy"] = {"MaximumRetryAttempts": job.retries}
     if options.tags:

@@ -1,9 +1,9 @@
 """The oracle: what SageMaker does with a job. It runs as asked, runs as something else, is refused,
 or the outcome cannot be known.
 
-The rules are data, in `rules/*.toml`; 01-launchers.toml documents every key. Each names the
-setting, the reason, the nearest setting that works and a source. The reference page is generated
-from them, with examples that the tests check against the real SDK. Pure: nothing is queried.
+The rules are data, in `rules.toml`, which documents every key. Each names the setting, the reason,
+the nearest setting that works and a source. The reference page is generated from them, with
+examples that the tests check against the real SDK. Pure: nothing is queried.
 
 `check` adds what the service's own description says of the request: enums, patterns and ranges.
 """
@@ -38,7 +38,7 @@ from deploykit.backends.sagemaker.options import (
     region,
 )
 from deploykit.backends.sagemaker.request import argument_vector
-from deploykit.doctor import aws_names
+from deploykit.doctor.requirements import IMPOSSIBLE_BUCKET, REGION
 from deploykit.job import checks
 from deploykit.job.model import JobSpec, Problem
 from deploykit.job.spelling import did_you_mean
@@ -57,7 +57,6 @@ _SOURCES = {
 """Beginnings of the sources that rules cite."""
 _ANY_RUN, _ANY_BUNDLE = "r" * 63, "0" * 64
 """As long as a run id and a hash can be: a request that is valid with these is valid with any."""
-_ANY_IMAGE, _ANY_REGION, _ANY_TYPE = "image", "us-east-1", "ml.g5.12xlarge"
 _COUNTED = {"string": "characters", "list": "entries", "map": "entries"}
 """Type of a value -> what its range counts; the range of a number is that of its value."""
 _CLASSES = {r"\p{Alnum}": "a-zA-Z0-9", r"\p{L}": r"\w", r"\p{N}": r"\d", r"\p{Z}": r"\s"}
@@ -97,17 +96,10 @@ _COMBINED = {
     "Environment.DEPLOYKIT_ENV": "all NCCL_, FI_, GLOO_ and RDMAV_ variables together, as JSON,",
 }
 """Path in the request -> the values of the job file that are combined there."""
-
-
-_P5 = "ml.p5.48xlarge"
 _USUAL_REGION, _USUAL_TYPE = "us-east-1", "ml.g5.12xlarge"
 """Those that the hints for missing ones name, so that all hints together give a job that works."""
 _WITHOUT_SMDDP = (2, 4)
 """AWS's images from this PyTorch on do not include SMDDP; 2.3 is the last that does."""
-_CUDA_121 = "2.0.1-gpu-py310-cu121"
-_DEFAULT_VOLUME = 30
-_LONGEST_RUN = 28 * 24 * 3600
-_LONGEST_KEEP_ALIVE = 3600
 _LONGEST_ARGUMENTS = 50_000
 """Characters. AWS's toolkit passes them in single variables of at most 128 KiB."""
 _INTERVALS = (100, 200, 500, 1000, 5000, 60000)
@@ -117,13 +109,13 @@ _WITHOUT_PROFILER = (
     *("me-central-1", "ap-south-2", "eu-central-2", "us-gov-east-1"),
 )
 """Regions for which the SDK knows neither profiler nor debugger."""
-_OVERWRITTEN = re.compile(r"(NCCL|FI|RDMAV)_\w+")
-_REACHABLE_SECRETS = ("ssm", "secretsmanager")
+_SECRETS = ("ssm", "secretsmanager")
 """Kinds of secrets that a container can look up."""
+_OVERWRITTEN = re.compile(r"(NCCL|FI|RDMAV)_\w+")
 
 
 class Verdict(enum.Enum):
-    """What SageMaker does with a setting."""
+    """What SageMaker does with a setting; `rules.toml` uses the names in lower case."""
 
     ASKED = "runs as asked"
     OTHER = "runs as something else"
@@ -133,7 +125,7 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class OracleRule:
-    """One fact about SageMaker. Its fields are the keys of ``[[rule]]``."""
+    """One fact about SageMaker. Its fields are those of a table in `rules.toml`."""
 
     id: str
     path: str
@@ -147,7 +139,7 @@ class OracleRule:
 
     @property
     def severity(self) -> Literal["error", "warning"] | None:
-        """Severity of the problem that `check` reports; None if it reports none."""
+        """None if `check` reports no problem."""
         if self.verdict is Verdict.REFUSED:
             return "error"
         return None if self.quiet else "warning"
@@ -157,25 +149,21 @@ class OracleRule:
 
         Raises KeyError for the name of a fact that does not exist.
         """
-        for item in self._items(known):
-            values = {**known, "item": item}
-            suggestion = self.suggestion and self.suggestion.format(**values)
-            path, reason = self.path.format(**values), self.reason.format(**values)
-            yield Consequence(self, path, reason, suggestion)
-
-    def _items(self, known: Mapping[str, Any]) -> list[str]:
-        """Return the items of the last list in `when`, `[""]` without one, `[]` if it fails."""
         if self.when is None:
-            return []
+            return
         items = [""]
         for condition in self.when:
             name = condition.removeprefix("not ")
             fact = known[name]
             if bool(fact) is (name != condition):
-                return []
+                return
             if fact and isinstance(fact, list):
                 items = fact
-        return items
+        for item in items:
+            values = {**known, "item": item}
+            suggestion = self.suggestion and self.suggestion.format(**values)
+            path, reason = self.path.format(**values), self.reason.format(**values)
+            yield Consequence(self, path, reason, suggestion)
 
 
 @dataclass(frozen=True)
@@ -189,10 +177,9 @@ class Consequence:
 
     def problem(self) -> Problem | None:
         """The problem that `check` reports; None if the job simply runs as asked."""
-        severity = self.rule.severity
+        severity, source = self.rule.severity, self.rule.source
         if severity is None:
             return None
-        source = self.rule.source
         return Problem(self.path, self.reason, self.suggestion, severity=severity, source=source)
 
 
@@ -204,16 +191,16 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     """
     options = launched(job, options)
     yield from backend.check_program(job)
-    yield from _check_plain(job, options)
-    yield from _check_profile(job, options)
-    yield from _check_debugger(job)
-    yield from _check_log_limit(job)
+    yield from _check_features(job, options)
     problems = [consequence.problem() for consequence in consequences(job, options)]
     reported = [problem for problem in problems if problem]
     yield from reported
     errors = {problem.path for problem in reported if problem.severity == "error"}
-    complete = _completed(options) if errors else options
-    rendered = request.render(job, complete, run=_ANY_RUN, bundle=_ANY_BUNDLE)
+    if errors:  # which may be that one of these is missing: without them nothing can be rendered
+        kind = options.instance_type or (None if options.instance_groups else _USUAL_TYPE)
+        image, where = options.image_uri or "image", region(options) or _USUAL_REGION
+        options = replace(options, image_uri=image, region=where, instance_type=kind)
+    rendered = request.render(job, options, run=_ANY_RUN, bundle=_ANY_BUNDLE)
     try:
         refused = request_problems(rendered)
     except BackendUnavailable:
@@ -223,45 +210,24 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     yield from (problem for problem in refused if problem.path not in errors)
 
 
-def _check_plain(job: JobSpec, options: Options) -> Iterator[Problem]:
-    """Report another launcher than the script, which starts its own processes."""
-    if job.entrypoint.launcher != "python":
-        return
-    if options.distribution != "none":
-        message = f"{options.distribution} starts the ranks, and `launcher: python` the script"
-        yield Problem("sagemaker.distribution", message, "distribution: none")
-    if job.preflight and job.resources.nodes > 1:
-        message = "the nodes cannot test the network before a plain process of each"
-        yield Problem("preflight", message, "remove it, or use launcher: torchrun")
-
-
-def _check_profile(job: JobSpec, options: Options) -> Iterator[Problem]:
-    """Nsight Systems starts a rank, which only deploykit's own torchrun allows."""
+def _check_features(job: JobSpec, options: Options) -> Iterator[Problem]:
+    """Report what other backends offer, and SageMaker does not with these options."""
+    if job.entrypoint.launcher == "python":
+        if options.distribution != "none":
+            message = f"{options.distribution} starts the ranks, and `launcher: python` the script"
+            yield Problem("sagemaker.distribution", message, "distribution: none")
+        if job.preflight and job.resources.nodes > 1:
+            message = "the nodes cannot test the network before a plain process of each"
+            yield Problem("preflight", message, "remove it, or use launcher: torchrun")
     if (job.profile or "").startswith("nsys") and options.distribution != "none":
         message = "nsys needs ranks that deploykit starts, and here SageMaker's toolkit starts them"
         yield Problem("profile", message, "torch:20:25, which PyTorch's own profiler records")
-
-
-def _check_debugger(job: JobSpec) -> Iterator[Problem]:
     if checks.DEBUGGER in job.env:
         message = "no editor can connect to a container of SageMaker"
         yield Problem(f"env.{checks.DEBUGGER}", message, "remove --debugger, or run it locally")
-
-
-def _check_log_limit(job: JobSpec) -> Iterator[Problem]:
     if job.log_limit != backend.LOG_LIMIT:
         message = "is not enforced on SageMaker: CloudWatch takes all output, and bills it"
         yield Problem("log_limit", message, severity="warning")
-
-
-def _completed(options: Options) -> Options:
-    """The options with an image, a type and a region, so that a request can be rendered."""
-    return replace(
-        options,
-        image_uri=options.image_uri or _ANY_IMAGE,
-        region=region(options) or _ANY_REGION,
-        instance_type=options.instance_type or (None if options.instance_groups else _ANY_TYPE),
-    )
 
 
 def consequences(job: JobSpec, options: Options, today: dt.date | None = None) -> list[Consequence]:
@@ -277,25 +243,26 @@ def consequences(job: JobSpec, options: Options, today: dt.date | None = None) -
 @cache
 def rules() -> Mapping[str, tuple[OracleRule, ...]]:
     """All rules, under the headings of the reference."""
-    files = sorted(Path(__file__).with_name("rules").glob("*.toml"))
-    return dict(read(path.read_text(encoding="utf-8")) for path in files)
+    return read(Path(__file__).with_name("rules.toml").read_text(encoding="utf-8"))
 
 
-def read(text: str) -> tuple[str, tuple[OracleRule, ...]]:
-    """The heading and the rules of a file.
+def read(text: str) -> Mapping[str, tuple[OracleRule, ...]]:
+    """The rules of a file.
 
-    Raises TypeError for an unknown or missing key, ValueError for an unknown verdict, and KeyError
-    for an unknown beginning of a source.
+    Raises TypeError for an unknown or missing key, ValueError for a rule without one verdict, and
+    KeyError for an unknown beginning of a source.
     """
-    return _group(**tomllib.loads(text))
+    groups = tomllib.loads(text).values()
+    return {
+        group.pop("heading"): tuple(_rule(name, **table) for name, table in group.items())
+        for group in groups
+    }
 
 
-def _group(*, heading: str, rule: list[dict[str, Any]]) -> tuple[str, tuple[OracleRule, ...]]:
-    return heading, tuple(_rule(**table) for table in rule)
-
-
-def _rule(*, verdict: str, source: str, **texts: Any) -> OracleRule:
-    return OracleRule(verdict=Verdict(verdict), source=source.format(**_SOURCES), **texts)
+def _rule(name: str, *, source: str, **table: Any) -> OracleRule:
+    (verdict,) = (verdict for verdict in Verdict if verdict.name.lower() in table)
+    reason, source = table.pop(verdict.name.lower()), source.format(**_SOURCES)
+    return OracleRule(id=name, verdict=verdict, reason=reason, source=source, **table)
 
 
 def request_problems(rendered: Mapping[str, Any]) -> list[Problem]:
@@ -412,7 +379,6 @@ def facts(job: JobSpec, options: Options, today: dt.date) -> dict[str, Any]:
         **_version_facts(options, where or "", today),
         **_service_facts(job, options, where),
         **_data_facts(job, options),
-        **_secret_facts(job),
     }
 
 
@@ -468,7 +434,7 @@ def _instance_facts(job: JobSpec, options: Options) -> dict[str, Any]:
         "cpus_and_memory": [
             key for key in ("cpus_per_node", "memory") if getattr(job.resources, key) is not None
         ],
-        "other_volume_size": options.volume_size != _DEFAULT_VOLUME,
+        "other_volume_size": options.volume_size != Options.volume_size,
     }
 
 
@@ -497,7 +463,7 @@ def _hardware_facts(job: JobSpec, kind: str) -> dict[str, Any]:
         "shared_gpus": 0 < (gpus or 0) < job.resources.processes,
         "trainium": kind.startswith("ml.trn"),
         "type_with_smddp": kind in catalog.SMDDP_TYPES,
-        "type_without_smddp": kind == _P5,
+        "type_without_smddp": kind == "ml.p5.48xlarge",
         "type_with_smp": catalog.SMP_TYPES.fullmatch(kind) is not None,
     }
 
@@ -510,7 +476,7 @@ def _image_facts(name: str, job_region: str | None) -> dict[str, Any]:
         "unknown_image": bool(name) and image is None,
         "smp_image": image is not None and image.smp,
         "cpu_image": image is not None and image.cpu,
-        "image_with_cuda_121": _CUDA_121 in name,
+        "image_with_cuda_121": "2.0.1-gpu-py310-cu121" in name,
         "image_without_mpi4py": image is not None and image.repository == "pytorch",
         "image_region": where,
         "image_outside_ecr": bool(name) and where is None,
@@ -559,11 +525,12 @@ def _service_facts(job: JobSpec, options: Options, where: str | None) -> dict[st
         for key in ("volume_kms_key", "output_kms_key", "training_plan")
     }
     patterns = options.metric_definitions
+    secrets = {name: value for name, value in job.env.items() if checks.is_secret(value)}
     profiler = options.profiler_interval is not None
     return {
-        "valid_region": re.fullmatch(aws_names.REGION.regex, where or "") is not None,
-        "long_time_limit": limit > _LONGEST_RUN,
-        "long_keep_alive": (options.keep_alive or 0) > _LONGEST_KEEP_ALIVE,
+        "valid_region": re.fullmatch(REGION.regex, where or "") is not None,
+        "long_time_limit": limit > 28 * 24 * 3600,
+        "long_keep_alive": (options.keep_alive or 0) > 60 * 60,
         "sufficient_wait": (options.max_wait or 0) >= limit,
         "may_restart": options.spot or job.retries > 0,
         "lengths_over_the_limit": [str(arguments)] * (arguments > _LONGEST_ARGUMENTS),
@@ -580,6 +547,10 @@ def _service_facts(job: JobSpec, options: Options, where: str | None) -> dict[st
         "region_without_profiler": where in _WITHOUT_PROFILER,
         "profiler_keys": ["profiler_interval"] * profiler + ["debugger"] * options.debugger,
         "source_is_a_channel": options.source_is_a_channel,
+        "secrets": list(secrets),
+        "unreachable_secrets": [
+            name for name, value in secrets.items() if value.split(":")[1] not in _SECRETS
+        ],
     }
 
 
@@ -628,16 +599,6 @@ def _data_facts(job: JobSpec, options: Options) -> dict[str, Any]:
             if re.fullmatch(S3.regex, location) is None and path not in replaced
         ],
         "impossible_buckets": [
-            path for path, name in buckets.items() if aws_names.IMPOSSIBLE.search(name)
-        ],
-    }
-
-
-def _secret_facts(job: JobSpec) -> dict[str, Any]:
-    secrets = {name: value for name, value in job.env.items() if checks.is_secret(value)}
-    return {
-        "secrets": list(secrets),
-        "unreachable_secrets": [
-            name for name, value in secrets.items() if value.split(":")[1] not in _REACHABLE_SECRETS
+            path for path, name in buckets.items() if IMPOSSIBLE_BUCKET.search(name)
         ],
     }

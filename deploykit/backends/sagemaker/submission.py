@@ -9,13 +9,12 @@ import io
 import json
 import logging
 import os
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deploykit.backends.sagemaker import aws, jobs, request
-from deploykit.backends.sagemaker.options import Options, launched, region
+from deploykit.backends.sagemaker import aws, estimator, jobs, request
+from deploykit.backends.sagemaker.options import Options, launched, machines, region
 from deploykit.bundle import archive as bundles
 from deploykit.job.model import Bundle, Handle, JobSpec, Plan, Problem
 from deploykit.lib import progress
@@ -46,6 +45,9 @@ def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
     if options.by_torchrun and any(entry.path == "setup.py" for entry in bundle.entries):
         raise JobFileError("the job for SageMaker", [_SETUP_PY])
     rendered = request.render(job, options, run=run, bundle=bundle.hash)
+    text = " + ".join(f"{count} x {kind}" for count, kind in machines(job, options))
+    spot = ", spot" if options.spot else ""
+    account, role = options.role.split(":")[4], options.role.rpartition("/")[2]
     return Plan(
         backend="sagemaker",
         target=region(options) or "",
@@ -56,18 +58,8 @@ def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
         options=options,
         bundle=bundle,
         output=request.results(rendered),
-        summary=_summary(job, options),
+        summary=f"sagemaker: {text}{spot}, role {role} of account {account}, {region(options)}",
     )
-
-
-def _summary(job: JobSpec, options: Options) -> str:
-    """``sagemaker: 2 x ml.g5.12xlarge, role training of account 123456789012, us-east-1``."""
-    groups = [(group.instance_count, group.instance_type) for group in options.instance_groups]
-    machines = groups or [(job.resources.nodes, options.training_type)]
-    text = " + ".join(f"{count} x {kind}" for count, kind in machines)
-    spot = ", spot" if options.spot else ""
-    account, role = options.role.split(":")[4], options.role.rpartition("/")[2]
-    return f"sagemaker: {text}{spot}, role {role} of account {account}, {region(options)}"
 
 
 def submit(plan: Plan, folder: Path) -> Handle:
@@ -79,28 +71,23 @@ def submit(plan: Plan, folder: Path) -> Handle:
     """
     client = aws.client("sagemaker", plan.target)
     if plan.options.sender == "sdk":
-        from deploykit.backends.sagemaker import estimator  # with the SDK
-
         create = estimator.sender(plan, client)
     else:
         create = partial(client.create_training_job, **json.loads(plan.text))
     upload(plan)
     with aws.errors(plan.target):
         try:
-            _name_payer(plan, create())
+            created = create()
         except Exception as error:
             if aws.code(error) != "ResourceInUse" and not aws.may_have_succeeded(error):
                 raise
             _require_submitted(plan, error)
+        else:
+            payer = created["TrainingJobArn"].split(":")[4:5]
+            if payer != [plan.options.role.split(":")[4]]:
+                text = "warning: %s runs in account %s, which pays for it, not in that of its role"
+                logging.getLogger(__name__).warning(text, plan.run, *payer or ["unknown"])
     return Handle("sagemaker", plan.target, plan.run, plan.run, str(folder))
-
-
-def _name_payer(plan: Plan, created: Mapping[str, str]) -> None:
-    """Warn where the credentials, and so the job, are of another account than its role."""
-    payer = created["TrainingJobArn"].split(":")[4:5]
-    if payer != [plan.options.role.split(":")[4]]:
-        text = "warning: %s runs in account %s, which pays for it, and not in that of its role"
-        logging.getLogger(__name__).warning(text, plan.run, *payer or ["unknown"])
 
 
 def _require_submitted(plan: Plan, error: Exception) -> None:
@@ -141,7 +128,8 @@ def upload(plan: Plan) -> None:
     damaged in transit.
     """
     archive = bundles.store(plan.bundle)
-    checksum = _checksum(archive)
+    with archive.open("rb") as file:
+        checksum = base64.b64encode(hashlib.file_digest(file, "sha256").digest()).decode()
     target = {
         "Bucket": plan.options.bucket,
         "Key": plan.options.code_key(plan.bundle.hash),
@@ -153,20 +141,11 @@ def upload(plan: Plan) -> None:
             _put(client, target, archive, checksum)
 
 
-def _checksum(archive: Path) -> str:
-    with archive.open("rb") as file:
-        return base64.b64encode(hashlib.file_digest(file, "sha256").digest()).decode()
-
-
 def _stored_checksum(client: Any, target: dict[str, str], region: str) -> str | None:
     """The SHA-256 that S3 stores for the object; None without object or checksum."""
-    from botocore.exceptions import ClientError
-
     try:
-        checksum: str | None = client.head_object(**target, ChecksumMode="ENABLED").get(
-            "ChecksumSHA256"
-        )
-    except ClientError as error:
+        head = client.head_object(**target, ChecksumMode="ENABLED")
+    except Exception as error:
         # S3 answers 403 for a missing key without permission to list the bucket
         if aws.code(error) in {"404", "403", "NoSuchKey"}:
             return None
@@ -174,6 +153,7 @@ def _stored_checksum(client: Any, target: dict[str, str], region: str) -> str | 
             with contextlib.suppress(BackendUnavailable, TryAgain):
                 aws.account(region)
         raise
+    checksum: str | None = head.get("ChecksumSHA256")
     return checksum
 
 
@@ -188,13 +168,11 @@ class _Watched(io.FileIO):
 
 
 def _put(client: Any, target: dict[str, str], archive: Path, checksum: str) -> None:
-    from botocore.exceptions import ClientError
-
     try:
         with archive.open("rb") if progress.show is None else _Watched(archive) as file:
             expected = {"ChecksumAlgorithm": "SHA256", "ChecksumSHA256": checksum}
             client.put_object(**target, Body=file, **expected)
-    except ClientError as error:
+    except Exception as error:
         if aws.code(error) not in aws.DENIED:
             raise
         bucket, owner = target["Bucket"], target["ExpectedBucketOwner"]

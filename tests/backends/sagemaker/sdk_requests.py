@@ -1,6 +1,6 @@
 """The real SDK's requests for many jobs, from one process: importing the SDK takes seconds.
 
-``python -P -m tests.backends.sagemaker.sdk_requests QUESTIONS.JSON ANSWERS.JSON`` is that process.
+``python -P -m tests.backends.sagemaker.sdk_requests QUESTIONS ANSWERS`` is that process.
 It has no network, no credentials, and no configuration of AWS or the SDK.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -19,9 +20,12 @@ NETWORK_EVENTS = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname"
 
 
 def sdk_requests(folder, jobs, images=()):
-    """The SDK's `requests` for `jobs` (arguments of its estimator), and the names of `images`."""
-    question, answer = folder / "questions.json", folder / "answers.json"
-    question.write_text(json.dumps({"jobs": jobs, "images": images}))
+    """The SDK's `requests` for `jobs`, and the names of `images`.
+
+    A job is a JobSpec, its options, its request, and arguments of the estimator to replace.
+    """
+    question, answer = folder / "questions.pickle", folder / "answers.json"
+    question.write_bytes(pickle.dumps({"jobs": jobs, "images": images}))
     argv = [sys.executable, "-P", "-m", __name__, question, answer]
     subprocess.run(argv, env=environment(folder), cwd=folder, check=True, capture_output=True)
     return json.loads(answer.read_text())
@@ -40,9 +44,9 @@ def main(questions, answers):
     disable_network()
     _share_clients()
     _share_descriptions()
-    asked = json.loads(Path(questions).read_text())
+    asked = pickle.loads(Path(questions).read_bytes())
     result = {
-        "requests": [_request(arguments) for arguments in asked["jobs"]],
+        "requests": [_request(*job) for job in asked["jobs"]],
         "images": [_image(*arguments) for arguments in asked["images"]],
     }
     Path(answers).write_text(json.dumps(result))
@@ -87,14 +91,14 @@ def _share_descriptions():
     JSONFileLoader.load_file = load_file
 
 
-def _request(arguments):
+def _request(job, options, planned, replaced):
     import boto3
     from sagemaker.session import Session
 
-    connection = boto3.Session("none", "none", region_name=arguments["region"])
-    unconnected = Session(connection, default_bucket=arguments["bucket"])
+    connection = boto3.Session("none", "none", region_name=options.region)
+    unconnected = Session(connection, default_bucket=options.bucket)
     try:
-        return estimator.intercept(arguments, unconnected)[0]
+        return estimator.intercept(job, options, planned, unconnected, **replaced)[0]
     except estimator.REFUSALS as error:
         return {"refused": str(error)}
 

@@ -1,17 +1,22 @@
-"""Status, logs and cancel: with a moto server, or with a Stubber where moto lacks the action."""
+"""Status, logs and cancel with a moto server or a Stubber; credentials of another account."""
 
 from __future__ import annotations
 
+import json
+import logging
 from collections import Counter
 from datetime import UTC, datetime
 
+import boto3
 import pytest
 
 from deploykit.backends import sagemaker
 from deploykit.backends.sagemaker import jobs
+from deploykit.cli import main as cli
 from deploykit.job.model import Handle, State
 from deploykit.lib.errors import NotFound, NotPermitted
-from tests.aws_server import as_json
+from deploykit.run import state as run_state
+from tests.aws_server import SECTION, as_json
 
 pytestmark = pytest.mark.aws
 
@@ -51,21 +56,42 @@ def test_status_of_several_jobs(aws, planned, tmp_path):
     assert status[missing].state is State.UNKNOWN
 
 
-STATES = {
-    ("InProgress", "Starting"): (State.QUEUED, "starting"),
-    ("InProgress", "Pending"): (State.QUEUED, "waiting for instances"),
-    ("InProgress", "Downloading"): (State.QUEUED, "downloading the data"),
-    ("InProgress", "Training"): (State.RUNNING, "training"),
-    ("InProgress", "Interrupted"): (State.QUEUED, "interrupted: the spot instances were reclaimed"),
-    ("InProgress", "Uploading"): (State.RUNNING, "uploading the results"),
-    ("Stopping", "Stopping"): (State.STOPPING, "stopping"),
-    ("Stopped", "Stopped"): (State.CANCELLED, "stopped"),
-    ("Stopped", "MaxRuntimeExceeded"): (State.FAILED, "reached its time limit"),
-    ("Stopped", "MaxWaitTimeExceeded"): (
-        State.FAILED,
+BEGIN, END = datetime(2026, 1, 2, 3, tzinfo=UTC), datetime(2026, 1, 2, 4, tzinfo=UTC)
+BILLED = {"TrainingTimeInSeconds": 3600, "BillableTimeInSeconds": 3600}
+STATES = [
+    ("InProgress/Starting", {}, State.QUEUED, "starting"),
+    ("InProgress/Pending", {}, State.QUEUED, "waiting for instances"),
+    ("InProgress/Downloading", {}, State.QUEUED, "downloading the data"),
+    ("InProgress/Training", {}, State.RUNNING, "training"),
+    (
+        *("InProgress/Interrupted", {}, State.QUEUED),
+        "interrupted: the spot instances were reclaimed",
+    ),
+    ("InProgress/Uploading", {}, State.RUNNING, "uploading the results"),
+    ("Stopping/Stopping", {}, State.STOPPING, "stopping"),
+    ("Stopped/Stopped", {}, State.CANCELLED, "stopped"),
+    ("Stopped/MaxRuntimeExceeded", {}, State.FAILED, "reached its time limit"),
+    (
+        *("Stopped/MaxWaitTimeExceeded", {}, State.FAILED),
         "no spot instances became available within max_wait",
     ),
-    ("Completed", "Completed"): (State.SUCCEEDED, "completed"),
+    (
+        *("Stopped/MaxWaitTimeExceeded", {"TrainingStartTime": BEGIN}, State.FAILED),
+        "did not end within max_wait, which counts the wait for spot instances",
+    ),
+    ("Completed/Completed", {}, State.SUCCEEDED, "completed"),
+    ("Completed/Completed", BILLED, State.SUCCEEDED, "completed; 3600 of 3600 s billed"),
+    (
+        *("Completed/Completed", {**BILLED, "BillableTimeInSeconds": 1080}, State.SUCCEEDED),
+        "completed; 1080 of 3600 s billed, 70% less than on-demand",
+    ),
+]
+REASONS = {
+    "AlgorithmError: ExecuteUserScriptError:\nExitCode 137\nErrorMessage ...": 137,
+    'AlgorithmError: ExecuteUserScriptError:\nExitCode 1\nErrorMessage "exit 5"': 1,
+    "AlgorithmError: , exit code: 2": 2,
+    "InternalServerError: We encountered an internal error. Please try again.": None,
+    "CapacityError: Unable to provision requested ML compute capacity.": None,
 }
 
 
@@ -89,59 +115,21 @@ def described(primary, secondary, **more):
     }
 
 
-@pytest.mark.parametrize(("native", "expected"), STATES.items())
-def test_state_and_reason(stubbed, native, expected):
-    stubbed.add_response("describe_training_job", described(*native))
+@pytest.mark.parametrize(("native", "more", "state", "reason"), STATES)
+def test_state_and_reason(stubbed, native, more, state, reason):
+    stubbed.add_response("describe_training_job", described(*native.split("/"), **more))
     status = sagemaker.status([HANDLE])[HANDLE]
-    assert (status.state, status.reason) == expected
-    assert status.native == "/".join(native)
-
-
-def test_a_spot_job_that_had_started_did_not_end_within_max_wait(stubbed):
-    times = {"TrainingStartTime": datetime(2026, 1, 2, 3, tzinfo=UTC)}
-    stubbed.add_response(
-        "describe_training_job", described("Stopped", "MaxWaitTimeExceeded", **times)
-    )
-    status = sagemaker.status([HANDLE])[HANDLE]
-    assert status.state is State.FAILED
-    assert status.reason == "did not end within max_wait, which counts the wait for spot instances"
-
-
-BILLING = {
-    (3600, 3600): "completed; 3600 of 3600 s billed",
-    (3600, 1080): "completed; 1080 of 3600 s billed, 70% less than on-demand",
-}
-
-
-@pytest.mark.parametrize("seconds", BILLING)
-def test_the_reason_includes_the_billed_seconds(stubbed, seconds):
-    trained, billed = seconds
-    counted = {"TrainingTimeInSeconds": trained, "BillableTimeInSeconds": billed}
-    stubbed.add_response("describe_training_job", described("Completed", "Completed", **counted))
-    assert sagemaker.status([HANDLE])[HANDLE].reason == BILLING[seconds]
-
-
-REASONS = {
-    "AlgorithmError: ExecuteUserScriptError:\nExitCode 137\nErrorMessage ...": 137,
-    'AlgorithmError: ExecuteUserScriptError:\nExitCode 1\nErrorMessage "exit 5"': 1,
-    "AlgorithmError: , exit code: 2": 2,
-    "InternalServerError: We encountered an internal error. Please try again.": None,
-    "CapacityError: Unable to provision requested ML compute capacity.": None,
-}
+    assert (status.native, status.state, status.reason) == (native, state, reason)
+    assert status.billed == more.get("BillableTimeInSeconds")
 
 
 @pytest.mark.parametrize(("reason", "code"), REASONS.items())
 def test_exit_code_is_read_from_the_reason(stubbed, reason, code):
-    times = {
-        "TrainingStartTime": datetime(2026, 1, 2, 3, tzinfo=UTC),
-        "TrainingEndTime": datetime(2026, 1, 2, 4, tzinfo=UTC),
-    }
-    stubbed.add_response(
-        "describe_training_job", described("Failed", "Failed", FailureReason=reason, **times)
-    )
+    more = {"FailureReason": reason, "TrainingStartTime": BEGIN, "TrainingEndTime": END}
+    stubbed.add_response("describe_training_job", described("Failed", "Failed", **more))
     status = sagemaker.status([HANDLE])[HANDLE]
     assert (status.state, status.reason, status.exit_code) == (State.FAILED, reason, code)
-    assert (status.started, status.finished) == tuple(times.values())
+    assert (status.started, status.finished) == (BEGIN, END)
 
 
 def test_status_without_permission(stubbed):
@@ -254,3 +242,63 @@ def test_a_login_that_expired_before_the_first_poll_is_an_error(aws, planned, tm
     aws.respond = ExpiredLogin("DescribeTrainingJob", {1}, lambda: None)
     with pytest.raises(NotPermitted, match="token expired"):
         list(sagemaker.logs(handle, follow=True))
+
+
+OTHER = "666666666666"
+SAID = f"you are logged in to account {OTHER}, and the job belongs to account 123456789012"
+
+
+@pytest.fixture
+def become_other(aws, monkeypatch):
+    """Log in to the other account."""
+
+    def become():
+        role = f"arn:aws:iam::{OTHER}:role/other"
+        sts = boto3.client("sts", "us-east-1")
+        key = sts.assume_role(RoleArn=role, RoleSessionName="other")["Credentials"]
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", key["AccessKeyId"])
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
+        monkeypatch.setenv("AWS_SESSION_TOKEN", key["SessionToken"])
+
+    return become
+
+
+def test_status_says_that_the_job_is_of_another_account(become_other, planned, tmp_path):
+    plan = planned()
+    (tmp_path / "plan.json").write_text(plan.text)
+    handle = sagemaker.submit(plan, tmp_path)
+    become_other()
+    status = sagemaker.status([handle])[handle]
+    assert (status.state, status.reason) == (State.UNKNOWN, SAID)
+
+
+def test_an_interrupted_submit_is_not_unsent_in_another_account(become_other, planned, tmp_path):
+    """There is certainly no job only where one would be."""
+    (tmp_path / "plan.json").write_text(planned().text)
+    assert sagemaker.find("digits-1", tmp_path, "us-east-1") is None
+    become_other()
+    with pytest.raises(NotPermitted, match=SAID) as caught:
+        sagemaker.find("digits-1", tmp_path, "us-east-1")
+    assert "AWS_PROFILE" in caught.value.hint
+
+
+def test_the_account_that_pays_is_the_one_that_sent(become_other, planned, tmp_path, caplog):
+    """AWS refuses a role of another account; moto does not."""
+    caplog.set_level(logging.WARNING)
+    sagemaker.submit(planned(), tmp_path)
+    assert caplog.text == ""
+    become_other()
+    boto3.client("s3", "us-east-1").create_bucket(Bucket="other-bucket")
+    sagemaker.submit(planned("digits-2", bucket="other-bucket"), tmp_path)
+    assert f"digits-2 runs in account {OTHER}, which pays for it" in caplog.text
+
+
+def test_wait_ends_where_there_is_no_such_job(become_other, project, capsys, monkeypatch):
+    with (project / "job.yaml").open("a") as file:
+        file.write(SECTION)
+    assert cli.main(["submit", "--backend", "sagemaker", "--run", "digits-1"]) == 0
+    become_other()
+    monkeypatch.setattr(run_state, "_MISSING", 0.0)
+    capsys.readouterr()
+    assert cli.main(["wait", "digits-1", "--json"]) == 83
+    assert json.loads(capsys.readouterr().out)["reason"] == SAID

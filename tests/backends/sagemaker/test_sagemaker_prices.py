@@ -11,7 +11,6 @@ from deploykit.backends import sagemaker
 from deploykit.backends.sagemaker import offers
 from deploykit.cli import main as cli
 from deploykit.cost import prices
-from deploykit.job.model import Handle
 from deploykit.lib.errors import BackendUnavailable, NotPermitted, UsageError
 from tests.aws_server import SECTION, as_json
 from tests.backends.sagemaker.sagemaker_jobs import vary
@@ -143,15 +142,3 @@ def test_a_disk_without_a_price_leaves_the_sum_unknown(vary):
         "the price of a disk in us-east-1; `deploykit cost --refresh` asks AWS",
     )
     assert estimate.amount("worst") is None
-
-
-def test_the_billed_seconds_are_part_of_the_status(monkeypatch):
-    answer = {"TrainingJobStatus": "Completed", "SecondaryStatus": "Completed"}
-    answer |= {"TrainingTimeInSeconds": 100, "BillableTimeInSeconds": 37}
-    handle = Handle("sagemaker", "us-east-1", "one", "one", "/nowhere")
-    monkeypatch.setattr(sagemaker.jobs.aws, "client", lambda *_: None)
-    monkeypatch.setattr(sagemaker.jobs, "_describe", lambda *_: answer)
-    assert sagemaker.status([handle])[handle].billed == 37
-    for unusable in ("37", -1, 10**400):
-        answer["BillableTimeInSeconds"] = unusable
-        assert sagemaker.status([handle])[handle].billed is None

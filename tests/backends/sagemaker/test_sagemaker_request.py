@@ -1,8 +1,15 @@
-"""The rendered request, the problems that `check` finds, and that planning imports no SDK."""
+"""The rendered request, what each setting changes in it, and the problems that `check` finds.
+
+`UPDATE_GOLDEN=1 pytest tests/backends/sagemaker/test_sagemaker_request.py -k every_setting`
+rewrites golden/requests.json: the request of a job without settings, and for each setting the
+values that differ from it, by their path; null for what is gone. `test_sagemaker_sdk.py` compares
+requests with those of the SDK, which takes minutes.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,7 +22,7 @@ from hypothesis import strategies as st
 from deploykit.backends import sagemaker
 from deploykit.backends.sagemaker import request as rendering
 from deploykit.backends.sagemaker import rules as oracle
-from deploykit.backends.sagemaker.options import METRICS, InstanceGroup
+from deploykit.backends.sagemaker.options import METRICS, Channel, InstanceGroup, ModelParallel
 from deploykit.bundle import archive as bundles
 from deploykit.bundle import node_plane
 from deploykit.cli import main as cli
@@ -23,6 +30,7 @@ from deploykit.job.model import Entrypoint
 from deploykit.lib.errors import JobFileError
 from deploykit.run import lifecycle
 from tests.aws_server import SECTION
+from tests.backends.sagemaker.sagemaker_jobs import vary
 
 
 def problems(job, options):
@@ -40,33 +48,12 @@ def test_a_valid_job_has_no_problems(vary):
 
 
 def test_the_plan_is_the_request(planned, bundle):
-    plan = planned(env={"A": "b"}, nodes=2)
+    plan = planned()
     request = json.loads(plan.text)
     assert plan.text == json.dumps(request, indent=2) + "\n"
+    assert request == rendering.render(plan.job, plan.options, run=plan.run, bundle=bundle.hash)
     assert (plan.target, plan.language, plan.run) == ("us-east-1", "json", "digits-1")
     assert plan.output == "s3://my-bucket/deploykit/runs/digits-1/output/output.tar.gz"
-    assert request["TrainingJobName"] == "digits-1"
-    assert request["ResourceConfig"]["InstanceCount"] == 2
-    assert request["StoppingCondition"] == {"MaxRuntimeInSeconds": 1800}
-    assert request["Environment"]["A"] == "b"
-    assert request["Environment"]["DEPLOYKIT_OUTPUT_DIR"] == "/opt/ml/output/data"
-    hyperparameters = {
-        name: json.loads(value) for name, value in request["HyperParameters"].items()
-    }
-    assert hyperparameters["sagemaker_program"] == ".deploykit/launch.py"
-    assert bundle.hash in hyperparameters["sagemaker_submit_directory"]
-    assert hyperparameters["sagemaker_mpi_num_of_processes_per_host"] == 2
-    assert json.loads(hyperparameters["deploykit_argv_0"]) == [
-        *("torchrun", "--nnodes=2", "--nproc-per-node=2", "--max-restarts=0", "--"),
-        *("train.py", "--epochs", "5"),
-    ]
-
-
-def test_a_request_names_no_metrics_of_deploykits_trainer_unless_asked(planned):
-    algorithm = json.loads(planned().text)["AlgorithmSpecification"]
-    assert "MetricDefinitions" not in algorithm
-    asked = json.loads(planned(metrics="deploykit").text)["AlgorithmSpecification"]
-    assert [each["Name"] for each in asked["MetricDefinitions"]] == list(METRICS)
 
 
 @pytest.mark.parametrize(
@@ -109,19 +96,6 @@ def test_submit_says_it_before_it_asks_aws(project, capsys, monkeypatch):
     assert said.index(line) < said.index("error: cannot reach AWS")
 
 
-def test_overwritten_variables_are_sent_a_second_time(planned):
-    env = {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4", "FI_PROVIDER": "efa", "OTHER": "x"}
-    sent = json.loads(planned(env=env).text)["Environment"]
-    assert json.loads(sent["DEPLOYKIT_ENV"]) == {k: v for k, v in env.items() if k != "OTHER"}
-
-
-def test_a_secret_stays_a_reference_and_is_not_sent_a_second_time(planned):
-    sent = json.loads(planned(env={"NCCL_KEY": "secret:ssm:/a/b"}).text)["Environment"]
-    assert json.loads(sent["DEPLOYKIT_SECRETS"]) == {"NCCL_KEY": "secret:ssm:/a/b"}
-    assert "NCCL_KEY" not in sent
-    assert "DEPLOYKIT_ENV" not in sent
-
-
 @settings(deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), max_size=20))
 def test_the_argument_vector_is_exact_and_safe_in_a_shell(argv):
@@ -129,14 +103,6 @@ def test_the_argument_vector_is_exact_and_safe_in_a_shell(argv):
     assert json.loads("".join(chunks)) == argv
     assert all(len(json.dumps(chunk)) <= 2500 and len(chunk) <= 2000 for chunk in chunks)
     assert set("".join(chunks)) <= rendering._SAFE | set('"[]\\')
-
-
-def test_long_arguments_are_split_into_chunks():
-    argv = ["word $HOME" * 300, '"' * 900, "", "-m"]
-    chunks = rendering.argument_vector(argv)
-    assert list(chunks) == [f"deploykit_argv_{number}" for number in range(len(chunks))]
-    assert len(chunks) > 3
-    assert json.loads("".join(chunks.values())) == argv
 
 
 def test_a_shell_does_not_interpret_the_chunks(tmp_path):
@@ -229,16 +195,17 @@ def test_setup_py_is_refused_with_torchrun(vary, source):
     assert [problem.path for problem in caught.value.problems] == ["source"]
 
 
-def test_the_region_defaults_to_the_environment(vary, monkeypatch):
-    job, options = vary(region=None)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
-    assert problems(job, options) == {NO_PATCHES}
-
-
-def test_an_invalid_region_in_the_environment_is_refused(vary, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "region", "found"),
+    [
+        ("AWS_DEFAULT_REGION", "eu-west-1", set()),
+        ("AWS_REGION", "us-east-1; true", {("sagemaker.region", "error")}),
+    ],
+)
+def test_the_region_defaults_to_the_environment(vary, monkeypatch, name, region, found):
     job, options = vary(region=None, image_uri="public.ecr.aws/a/b:c", framework_version=None)
-    monkeypatch.setenv("AWS_REGION", "us-east-1; true")
-    assert problems(job, options) == {("sagemaker.region", "error")}
+    monkeypatch.setenv(name, region)
+    assert problems(job, options) == found
 
 
 def test_planning_imports_no_sdk():
@@ -291,17 +258,166 @@ def test_the_default_metrics_match_what_the_trainer_prints():
     }
 
 
-def test_a_script_that_starts_its_own_processes_has_no_launcher_of_aws(vary, planned):
+def test_a_script_that_starts_its_own_processes_has_no_launcher_of_aws(vary):
     entry = Entrypoint(script="train.py", launcher="python")
     assert problems(*vary(entrypoint=entry, processes_per_node=1, gpus_per_node=4)) == {NO_PATCHES}
-    request = json.loads(planned(entrypoint=entry, nodes=2, processes_per_node=1).text)
-    words = {name: json.loads(value) for name, value in request["HyperParameters"].items()}
-    assert json.loads(words["deploykit_argv_0"]) == ["python", "--nnodes=2", "--", "train.py"]
-    assert not [name for name in words if name.endswith("_enabled")]
-
-
-def test_a_launcher_of_aws_beside_one_of_the_script_is_refused(vary):
-    entry = Entrypoint(script="train.py", launcher="python")
     changes = {"entrypoint": entry, "processes_per_node": 1, "preflight": True}
     found = problems(*vary(**changes, distribution="mpi"))
     assert {("sagemaker.distribution", "error"), ("preflight", "error")} <= found
+
+
+GOLDEN = Path(__file__).with_name("golden") / "requests.json"
+HASH = "0123456789abcdef" * 4
+KEY = "arn:aws:kms:us-east-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
+RUNS = "s3://my-bucket/deploykit/runs"
+GROUPS = (InstanceGroup("gpu", "ml.g5.12xlarge", 2), InstanceGroup("data", "ml.c5.xlarge", 1))
+TRAIN = {"train": "s3://b-b/train"}
+SMP = {"distribution": "smdistributed.modelparallel"}
+LUSTRE = {"file_system_id": "fs-1", "directory_path": "/fsx/a"}
+EVERYTHING = Channel(
+    s3_data_type="AugmentedManifestFile",
+    s3_distribution="ShardedByS3Key",
+    input_mode="Pipe",
+    attribute_names=("source-ref", "label"),
+    content_type="text/csv",
+    compression="Gzip",
+    record_wrapping="RecordIO",
+    shuffle_seed=0,
+    instance_groups=("gpu",),
+)
+SETTINGS = {
+    "no launcher": {"distribution": "none"},
+    "processes of the script's own": {
+        "entrypoint": Entrypoint(script="train.py", launcher="python"),
+        "distribution": "none",
+        "processes_per_node": 1,
+    },
+    "variables that AWS's launchers overwrite, which are sent twice": {
+        "env": {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4", "FI_PROVIDER": "efa", "OTHER": "x"}
+    },
+    "a secret, which stays a reference": {"env": {"NCCL_KEY": "secret:ssm:/a/b"}},
+    "mpirun": {"distribution": "mpi", "mpi_options": "-x A=b"},
+    "mpirun without options": {"distribution": "mpi"},
+    "SMDDP": {"distribution": "smdistributed.dataparallel", "mpi_options": "--verbose"},
+    "SMDDP by its old name": {"distribution": "pytorchddp"},
+    "the model parallel library": {
+        **SMP,
+        "framework_version": "2.4.1",
+        "model_parallel": ModelParallel(tensor_parallel_degree=2),
+    },
+    "the model parallel library without parameters": {**SMP, "image_uri": "a/b:c"},
+    "groups of instances, of which one trains": {
+        "distribution": "mpi",
+        "instance_type": None,
+        "instance_groups": GROUPS,
+        "distribution_group": "gpu",
+    },
+    "groups of instances under torchrun": {"instance_type": None, "instance_groups": GROUPS[::-1]},
+    "groups of instances without GPUs": {"instance_type": None, "instance_groups": GROUPS[1:]},
+    "an image of one's own": {"image_uri": "a/b:c", "framework_version": None},
+    "a Python version": {"framework_version": "2.2.0", "py_version": "py39"},
+    "an image's entrypoint": {"image_entrypoint": ("bash", "start.sh")},
+    "network isolation": {"network_isolation": True, "data": TRAIN},
+    "data": {"data": TRAIN},
+    "the trainer's metrics, one replaced": {
+        "metrics": "deploykit",
+        "metric_definitions": {"test:accuracy": "acc (.)", "f1": "f1 (.)"},
+    },
+    "a metric": {"metric_definitions": {"loss": "loss (.)"}},
+    "spot": {"spot": True, "max_wait": 3600, "checkpoints": "s3://b-b/saved"},
+    "a warm pool": {"keep_alive": 600},
+    "a training plan": {"training_plan": "arn"},
+    "an encrypted disk": {"volume_size": 1, "volume_kms_key": KEY},
+    "encrypted results": {"output_kms_key": KEY},
+    "results as files": {"output_compression": "none"},
+    "results elsewhere": {"output": "s3://b-b/results"},
+    "encrypted traffic": {"encrypt_inter_container_traffic": True},
+    "a VPC": {"subnets": ("subnet-1",), "security_group_ids": ("sg-1", "sg-2")},
+    "retries": {"retries": 3},
+    "tags": {"tags": {"team": "a"}},
+    "the profiler": {"profiler_interval": 500},
+    "the debugger": {"debugger": True},
+    "TensorBoard": {"tensorboard_output": "s3://b-b/board"},
+    "a remote shell": {"remote_debug": True},
+    "a channel with all settings": {"data": TRAIN, "channels": {"train": EVERYTHING}},
+    "channels beside data": {
+        "data": {**TRAIN, "test": "s3://b-b/test"},
+        "channels": {"extra": Channel(s3="s3://b-b/extra"), "test": Channel(s3="s3://b-b/other")},
+    },
+    "a file system": {"channels": {"train": Channel(**LUSTRE)}},
+    "a file system with a type": {
+        "channels": {"train": Channel(**LUSTRE, content_type="text/csv")}
+    },
+}
+
+
+def rendered(**changes):
+    """The request, with the hyperparameters as the program reads them."""
+    job, options = vary(**changes)
+    request = rendering.render(job, options, run="digits-1", bundle=HASH)
+    sent = request["HyperParameters"]
+    return request | {"HyperParameters": {name: json.loads(text) for name, text in sent.items()}}
+
+
+def differences(before, after):
+    """The values that differ, by their path; None for what is gone."""
+    different = {}
+    for name in before | after:
+        old, new = before.get(name), after.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            different |= {f"{name}.{path}": each for path, each in differences(old, new).items()}
+        elif old != new:
+            different[name] = new
+    return different
+
+
+@pytest.fixture(autouse=True)
+def _no_region(monkeypatch):
+    monkeypatch.delenv("AWS_REGION", raising=False)
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+
+
+def test_every_setting_changes_its_part_of_the_request():
+    plain = rendered()
+    assert list(plain["Environment"]) == sorted(plain["Environment"])
+    requests = {name: differences(plain, rendered(**changes)) for name, changes in SETTINGS.items()}
+    requests = {"no settings": plain, **requests}
+    if os.environ.get("UPDATE_GOLDEN"):
+        text = json.dumps(requests, indent=1, ensure_ascii=False)
+        GOLDEN.write_text(f"{text}\n", encoding="utf-8")
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    assert list(requests) == list(golden)
+    for name, request in requests.items():
+        assert request == golden[name], name
+
+
+def test_a_region_of_the_environment_selects_the_image(monkeypatch):
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    host = "763104351884.dkr.ecr.eu-west-1.amazonaws.com"
+    assert differences(rendered(region="us-east-1"), rendered(region=None)) == {
+        "AlgorithmSpecification.TrainingImage": f"{host}/pytorch-training:2.8.0-gpu-py312",
+        "HyperParameters.sagemaker_region": "eu-west-1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "location"),
+    [
+        ({}, f"{RUNS}/digits-1/output/output.tar.gz"),
+        ({"output": "s3://b-b/a/"}, "s3://b-b/a/digits-1/output/output.tar.gz"),
+        ({"output_compression": "none"}, f"{RUNS}/digits-1/output/"),
+    ],
+)
+def test_where_the_results_are(changes, location):
+    assert rendering.results(rendered(**changes)) == location
+
+
+@pytest.mark.parametrize(
+    ("quotes", "sizes"),
+    [(0, [2000, 400]), (498, [2000, 400]), (499, [1900, 500]), (1500, [1200, 1200])],
+)
+def test_a_chunk_is_within_the_services_limit_once_it_is_json(quotes, sizes):
+    """2500 characters with the quotes around it; each quote in it takes two."""
+    chunks = list(rendering._chunks('"' * quotes + "x" * (2400 - quotes)))
+    assert [len(chunk) for chunk in chunks] == sizes
+    assert max(len(json.dumps(chunk)) for chunk in chunks) <= 2500

@@ -17,7 +17,7 @@ from deploykit.backends.sagemaker import rules as oracle
 from deploykit.backends.sagemaker.options import Channel, InstanceGroup, ModelParallel
 from tests.backends.sagemaker.sagemaker_jobs import vary
 from tests.backends.sagemaker.sdk_requests import sdk_requests
-from tests.backends.sagemaker.test_sagemaker_request_settings import SETTINGS
+from tests.backends.sagemaker.test_sagemaker_request import SETTINGS
 
 pytestmark = pytest.mark.slow
 
@@ -190,11 +190,11 @@ def golden():
 
 @pytest.fixture(scope="module")
 def answers(jobs, golden, every_image, tmp_path_factory):
-    arguments = [
-        estimator.estimator_arguments(*pair, run=f"digits-{number}", bundle=HASH)
+    asked = [
+        (*pair, request.render(*pair, run=f"digits-{number}", bundle=HASH), {})
         for number, pair in enumerate([*jobs, *golden])
     ]
-    return sdk_requests(tmp_path_factory.mktemp("sdk"), arguments, every_image)
+    return sdk_requests(tmp_path_factory.mktemp("sdk"), asked, every_image)
 
 
 def leaves(value):

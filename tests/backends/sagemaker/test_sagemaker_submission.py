@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -91,12 +92,12 @@ def test_a_changed_source_is_uploaded_again(aws, tmp_path, source):
 def test_a_difference_from_the_sdks_request_is_refused_and_named(aws, planned, tmp_path):
     plan = planned(sender="sdk")
     request = json.loads(plan.text)
-    request["StoppingCondition"]["MaxRuntimeInSeconds"] = 1
-    request["EnableNetworkIsolation"] = True
+    request["HyperParameters"]["sagemaker_program"] = '"other.py"'
+    request["AlgorithmSpecification"]["TrainingImage"] = "other"
     with pytest.raises(SubmitRefused) as caught:
         sagemaker.submit(plan._replace(text=json.dumps(request)), tmp_path)
-    assert "StoppingCondition.MaxRuntimeInSeconds: planned 1, the SDK 1800" in str(caught.value)
-    assert "EnableNetworkIsolation: planned true, the SDK null" in str(caught.value)
+    assert 'AlgorithmSpecification.TrainingImage: planned "other", the SDK ' in str(caught.value)
+    assert "HyperParameters.sagemaker_program: planned " in str(caught.value)
     assert aws.requests == []
 
 
@@ -194,13 +195,27 @@ def test_an_unreachable_endpoint_is_reported(aws, planned, tmp_path, monkeypatch
         sagemaker.submit(planned(), tmp_path)
 
 
-REFUSALS = {
-    "AccessDeniedException": (NotPermitted, "IAM"),
-    "ExpiredTokenException": (NotPermitted, "log in again"),
-    "ResourceLimitExceeded": (SubmitRefused, "quota"),
-    "ThrottlingException": (TryAgain, "try again"),
-    "ValidationException": (SubmitRefused, "sagemaker section"),
-}
+ROLE = "arn:aws:iam::123456789012:role/training"
+DENIED = f"User: ada is not authorized to perform: iam:PassRole on resource: {ROLE}"
+REFUSALS = [
+    ("AccessDeniedException", "no", NotPermitted, "allow your user or role"),
+    (
+        *("AccessDeniedException", f"{DENIED} because no policy allows it", NotPermitted),
+        f"allow your user or role iam:PassRole on {ROLE} in IAM",
+    ),
+    (
+        *("AccessDeniedException", f"{DENIED} with an explicit deny in a policy", NotPermitted),
+        f"a policy denies iam:PassRole on {ROLE}, which overrides any Allow: ask its administrator",
+    ),
+    ("ExpiredTokenException", "late", NotPermitted, "log in again"),
+    ("ResourceLimitExceeded", "too many", SubmitRefused, "quota"),
+    ("ThrottlingException", "too fast", TryAgain, "try again"),
+    ("ValidationException", "wrong", SubmitRefused, "sagemaker section"),
+    (
+        *("ValidationException", f"Could not assume role {ROLE}.", SubmitRefused),
+        "trust sagemaker.amazonaws.com",
+    ),
+]
 
 
 @pytest.fixture
@@ -209,59 +224,39 @@ def stubbed(stub_client, monkeypatch):
     return stub_client("sagemaker")
 
 
-@pytest.mark.parametrize(("code", "expected"), REFUSALS.items(), ids=REFUSALS)
+@pytest.mark.parametrize(("code", "message", "kind", "hint"), REFUSALS)
 def test_an_error_of_the_service_has_its_class_and_a_hint(
-    stubbed, planned, tmp_path, code, expected
+    stubbed, planned, tmp_path, code, message, kind, hint
 ):
-    kind, hint = expected
-    stubbed.add_client_error("create_training_job", code, "the service's message")
-    with pytest.raises(kind, match="the service's message") as caught:
+    stubbed.add_client_error("create_training_job", code, message)
+    with pytest.raises(kind, match=re.escape(message)) as caught:
         sagemaker.submit(planned(), tmp_path)
     assert type(caught.value) is kind
     assert hint in caught.value.hint
 
 
-ROLE = "arn:aws:iam::123456789012:role/training"
-DENIALS = {
-    "because no identity-based policy allows the iam:PassRole action": (
-        f"allow your user or role iam:PassRole on {ROLE} in IAM"
-    ),
-    "with an explicit deny in a service control policy": (
-        f"a policy denies iam:PassRole on {ROLE}, which overrides any Allow: ask its administrator"
-    ),
-}
-
-
-@pytest.mark.parametrize("why", DENIALS)
-def test_the_hint_names_the_permission_that_was_denied(stubbed, planned, tmp_path, why):
-    user = "arn:aws:iam::123456789012:user/ada"
-    denied = f"User: {user} is not authorized to perform: iam:PassRole on resource: {ROLE} {why}"
-    stubbed.add_client_error("create_training_job", "AccessDeniedException", denied)
-    with pytest.raises(NotPermitted) as caught:
-        sagemaker.submit(planned(), tmp_path)
-    assert caught.value.hint == DENIALS[why]
-
-
-def test_a_role_that_cannot_be_assumed_has_a_hint(stubbed, planned, tmp_path):
-    message = "Could not assume role arn:aws:iam::123456789012:role/training."
-    stubbed.add_client_error("create_training_job", "ValidationException", message)
-    with pytest.raises(SubmitRefused) as caught:
-        sagemaker.submit(planned(), tmp_path)
-    assert "trust sagemaker.amazonaws.com" in caught.value.hint
-
-
-def test_an_existing_job_of_the_same_plan_is_accepted(stubbed, planned, tmp_path):
-    stubbed.add_client_error("create_training_job", "ResourceInUse", "already exists")
+@pytest.mark.parametrize("code", ["ResourceInUse", "InternalFailure"])
+def test_an_existing_job_of_the_same_plan_is_accepted(stubbed, planned, tmp_path, code):
     plan = planned()
+    stubbed.add_client_error("create_training_job", code, "broken")
     stubbed.add_response("describe_training_job", described(plan), {"TrainingJobName": "digits-1"})
     assert sagemaker.submit(plan, tmp_path).id == "digits-1"
 
 
-def test_after_a_failed_answer_the_job_is_looked_up(stubbed, planned, tmp_path):
+@pytest.mark.parametrize(
+    ("code", "message", "kind", "said"),
+    [
+        ("ValidationException", "job not found.", TryAgain, "broken"),
+        ("ThrottlingException", "busy", Uncertain, "did not say whether the job exists"),
+    ],
+)
+def test_after_a_failed_answer_the_job_is_looked_up(
+    stubbed, planned, tmp_path, code, message, kind, said
+):
     stubbed.add_client_error("create_training_job", "InternalFailure", "broken")
-    plan = planned()
-    stubbed.add_response("describe_training_job", described(plan))
-    assert sagemaker.submit(plan, tmp_path).id == "digits-1"
+    stubbed.add_client_error("describe_training_job", code, message)
+    with pytest.raises(kind, match=said):
+        sagemaker.submit(planned(), tmp_path)
 
 
 DIFFERENCES = {
@@ -293,44 +288,28 @@ def test_a_different_job_of_the_same_name_is_refused(
     assert "choose another --run" in caught.value.hint
 
 
-def test_after_a_failed_answer_without_a_job_the_error_is_raised(stubbed, planned, tmp_path):
-    stubbed.add_client_error("create_training_job", "InternalFailure", "broken")
-    stubbed.add_client_error("describe_training_job", "ValidationException", "job not found.")
-    with pytest.raises(TryAgain, match="broken"):
-        sagemaker.submit(planned(), tmp_path)
-
-
-def test_a_failed_answer_and_a_failed_lookup_are_uncertain(stubbed, planned, tmp_path):
-    stubbed.add_client_error("create_training_job", "InternalFailure", "broken")
-    stubbed.add_client_error("describe_training_job", "ThrottlingException", "busy")
-    with pytest.raises(Uncertain, match="did not say whether the job exists"):
-        sagemaker.submit(planned(), tmp_path)
-
-
-@pytest.fixture
-def stubbed_s3(stub_client):
-    return stub_client("s3")
-
-
-def test_upload_works_without_permission_to_list(stubbed_s3, planned):
-    stubbed_s3.add_client_error("head_object", "403", "Forbidden", 403)
-    stubbed_s3.add_response("put_object", {})
+def test_upload_works_without_permission_to_list(stub_client, planned):
+    s3 = stub_client("s3")
+    s3.add_client_error("head_object", "403", "Forbidden", 403)
+    s3.add_response("put_object", {})
     submission.upload(planned())
 
 
-def test_a_denied_upload_names_the_missing_permission(stubbed_s3, planned):
-    stubbed_s3.add_client_error("head_object", "404", "Not Found", 404)
-    stubbed_s3.add_client_error("put_object", "AccessDenied", "Access Denied", 403)
-    with pytest.raises(NotPermitted) as caught:
+@pytest.mark.parametrize(
+    ("status", "put", "kind", "hint"),
+    [
+        ("404", "AccessDenied", NotPermitted, "PutObject"),
+        ("301", None, SubmitRefused, "another region"),
+    ],
+)
+def test_a_refused_upload_has_a_hint(stub_client, planned, status, put, kind, hint):
+    s3 = stub_client("s3")
+    s3.add_client_error("head_object", status, "no", int(status))
+    if put:
+        s3.add_client_error("put_object", put, "no", 403)
+    with pytest.raises(kind) as caught:
         submission.upload(planned())
-    assert "PutObject" in caught.value.hint
-
-
-def test_a_bucket_in_another_region_has_a_hint(stubbed_s3, planned):
-    stubbed_s3.add_client_error("head_object", "301", "Moved Permanently", 301)
-    with pytest.raises(SubmitRefused) as caught:
-        submission.upload(planned())
-    assert "another region" in caught.value.hint
+    assert hint in caught.value.hint
 
 
 def described(plan, **more):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import re
@@ -10,7 +9,6 @@ import shutil
 import stat
 import subprocess
 import sys
-from importlib.resources import files as resources
 from pathlib import Path
 
 import boto3
@@ -94,7 +92,6 @@ def test_every_wrong_answer_is_said_at_once(answers, capsys):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"cluster.instance_type": "g4dn.xlarge"}, "g4dn.xlarge has no Elastic Fabric Adapter"),
         ({"bloc": "10.0.0.0/16"}, "did you mean 'block'?"),
         ({"block": "10.0.0.0/8"}, "between /16 and /28"),
         ({"block": "10.0.0.256/24"}, "Octet 256 (> 255) not permitted"),
@@ -119,19 +116,6 @@ def test_files_are_written_and_not_replaced_unasked(answers, capsys, tmp_path):
     assert (code, "--force overwrites" in err) == (64, True)
     assert run(capsys, "render", answers({"name": "other"}), "--out", folder, "--force")[0] == 0
     assert "other-execution" in (folder / "stack.yaml").read_text()
-
-
-def test_what_we_know_of_efa_is_what_ec2_says():
-    """moto holds EC2's own answer to DescribeInstanceTypes."""
-    packed = resources("moto").joinpath("ec2/resources/instance_types.json.gz").read_bytes()
-    told = json.loads(gzip.decompress(packed))
-    judged = {name: infra.has_efa(name) for name in told if infra.has_efa(name) is not None}
-    wrong = {
-        name for name, has in judged.items() if told[name]["NetworkInfo"]["EfaSupported"] != has
-    }
-    assert wrong == set()
-    assert sum(judged.values()) > 50
-    assert sum(not has for has in judged.values()) > 50
 
 
 def test_the_image_holds_what_the_tests_run_with(answers):

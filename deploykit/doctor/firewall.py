@@ -14,7 +14,7 @@ from ipaddress import IPv4Address, IPv4Network
 from itertools import groupby
 
 from deploykit.doctor import fixes
-from deploykit.doctor.aws.network import (
+from deploykit.doctor.network import (
     ANYWHERE,
     LAST,
     PEERS,
@@ -26,7 +26,7 @@ from deploykit.doctor.aws.network import (
     Subnet,
     ports,
 )
-from deploykit.doctor.aws.requirements import ANY, EPHEMERAL, HTTPS, Flow, Ports
+from deploykit.doctor.requirements import ANY, EPHEMERAL, HTTPS, Flow, Ports
 from deploykit.lib.finding import Finding, Fix
 
 WORLD = IPv4Network(ANYWHERE)
@@ -41,7 +41,7 @@ _PROTOCOL_NUMBERS = {"tcp": "6", "udp": "17"}
 
 
 def _rules(groups: Iterable[SecurityGroup], *, outbound: bool) -> list[SecurityGroupRule]:
-    return [rule for group in groups for rule in group.rules(outbound=outbound)]
+    return [rule for group in groups for rule in group.rules[outbound]]
 
 
 def missing_ports(
@@ -133,7 +133,6 @@ def _addresses(peer: IPv4Network, entries: Sequence[AclEntry]) -> Iterator[IPv4A
 
 
 def group_findings(network: Network) -> Iterator[Finding]:
-    """Missing groups, groups of another VPC, and traffic that no rule allows."""
     job, subnets = network.job, network.job_subnets
     if not network.answered("describe-security-groups") or not subnets:
         return
@@ -261,7 +260,7 @@ def rule_fix(
     """A fix that adds a rule to `group` for each flow and its peer."""
     permissions = [_permission(flow, peer) for flow, peer in allowed]
     return network.fix(
-        "group-rule", summary, group=group, outbound=outbound, permissions=permissions
+        "group_rule", summary, group=group, outbound=outbound, permissions=permissions
     )
 
 
@@ -278,7 +277,7 @@ def _listed(group: SecurityGroup, *, outbound: bool) -> str:
     way, towards = _DIRECTIONS[outbound]
     listed = "; ".join(
         f"{ports(rule.protocol, rule.low, rule.high)} {towards} {rule.peer}"
-        for rule in group.rules(outbound=outbound)
+        for rule in group.rules[outbound]
     )
     return f"{group.id} {way}: {listed or 'no rules'}"
 
@@ -325,7 +324,7 @@ def acl_findings(network: Network) -> Iterator[Finding]:
     """One finding for each ACL rule that drops traffic of the job."""
     dropped: dict[tuple[str, bool, AclEntry | None], list[tuple[_Crossing, Blocked]]] = {}
     for crossing in _crossings(network):
-        entries = crossing.acl.entries(outbound=crossing.outbound)
+        entries = crossing.acl.entries[crossing.outbound]
         for piece in blocked(crossing.flow, crossing.peer, entries):
             key = (crossing.acl.id, crossing.outbound, piece.by)
             dropped.setdefault(key, []).append((crossing, piece))
@@ -434,7 +433,7 @@ def _acl_fix(
     numbers = _free_numbers(acl, limit, len(pieces), outbound=outbound)
     if len(numbers) < len(pieces):
         summary = f"remove rule {limit}: no lower rule number is free"
-        return network.fix("acl-delete", summary, acl=acl.id, outbound=outbound, number=limit)
+        return network.fix("acl_delete", summary, acl=acl.id, outbound=outbound, number=limit)
     entries = [
         {
             "number": number,
@@ -447,12 +446,12 @@ def _acl_fix(
     ]
     place = f"rule {limit}" if limit < LAST else "the last rule"
     summary = f"add an allow rule before {place}"
-    return network.fix("acl-entry", summary, acl=acl.id, outbound=outbound, entries=entries)
+    return network.fix("acl_entry", summary, acl=acl.id, outbound=outbound, entries=entries)
 
 
 def _free_numbers(acl: NetworkAcl, limit: int, count: int, *, outbound: bool) -> list[int]:
     """Free rule numbers below `limit`, in steps of 10 if they fit."""
-    taken = {entry.number for entry in acl.entries(outbound=outbound)}
+    taken = {entry.number for entry in acl.entries[outbound]}
     highest = max((number for number in taken if number < limit), default=0)
     spaced = [highest + _NUMBER_STEP * step for step in range(1, count + 1)]
     if spaced[-1] < limit:

@@ -14,7 +14,7 @@ from ipaddress import IPv4Network
 from typing import Any
 
 from deploykit.doctor import fixes
-from deploykit.doctor.aws.requirements import Requirements
+from deploykit.doctor.requirements import Requirements
 from deploykit.job.decode import from_json
 from deploykit.lib.finding import Fix
 
@@ -36,21 +36,17 @@ class Vpc:
     blocks: tuple[IPv4Network, ...]
     tenancy: str
     dns_support: bool | None
-    """enableDnsSupport."""
     dns_hostnames: bool | None
-    """enableDnsHostnames."""
 
 
 @dataclass(frozen=True)
 class Subnet:
-    """A subnet of a VPC, in one zone."""
-
     id: str
     vpc: str
     zone: str
     block: IPv4Network
     free: int
-    """The number of its free addresses."""
+    """Free addresses."""
 
 
 @dataclass(frozen=True)
@@ -68,22 +64,14 @@ class SecurityGroupRule:
 
 @dataclass(frozen=True)
 class SecurityGroup:
-    """A security group with its rules, one for each peer."""
-
     id: str
     vpc: str
-    inbound: tuple[SecurityGroupRule, ...]
-    outbound: tuple[SecurityGroupRule, ...]
-
-    def rules(self, *, outbound: bool) -> tuple[SecurityGroupRule, ...]:
-        """The rules of one direction."""
-        return self.outbound if outbound else self.inbound
+    rules: Mapping[bool, tuple[SecurityGroupRule, ...]]
+    """By whether they are for outbound traffic."""
 
 
 @dataclass(frozen=True)
 class AclEntry:
-    """A rule of a network ACL, for one CIDR block."""
-
     number: int
     allow: bool
     protocol: str
@@ -99,16 +87,10 @@ class AclEntry:
 
 @dataclass(frozen=True)
 class NetworkAcl:
-    """A network ACL with its rules, in the order of evaluation."""
-
     id: str
     subnets: tuple[str, ...]
-    inbound: tuple[AclEntry, ...]
-    outbound: tuple[AclEntry, ...]
-
-    def entries(self, *, outbound: bool) -> tuple[AclEntry, ...]:
-        """The rules of one direction."""
-        return self.outbound if outbound else self.inbound
+    entries: Mapping[bool, tuple[AclEntry, ...]]
+    """By whether they are for outbound traffic, in the order of evaluation."""
 
 
 @dataclass(frozen=True)
@@ -137,14 +119,11 @@ class RouteTable:
 
     @property
     def default(self) -> Route | None:
-        """The route to 0.0.0.0/0."""
         return next((route for route in self.routes if route.destination == ANYWHERE), None)
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A VPC endpoint of type Gateway or Interface."""
-
     id: str
     vpc: str
     service: str
@@ -160,8 +139,6 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class NatGateway:
-    """A NAT gateway and the subnet it is in."""
-
     id: str
     vpc: str
     subnet: str
@@ -192,18 +169,15 @@ class Network:
 
     @property
     def account(self) -> str | None:
-        """The account that you are logged in to."""
         account: str | None = self.answers.get("get-caller-identity", {}).get("Account")
         return account
 
     @property
     def caller(self) -> str | None:
-        """The ARN of the identity that runs doctor."""
         arn: str | None = self.answers.get("get-caller-identity", {}).get("Arn")
         return arn
 
     def answered(self, *commands: str) -> bool:
-        """Whether AWS has answered all these requests."""
         return all("Error" not in self.answers.get(name, {"Error": {}}) for name in commands)
 
     @property
@@ -224,12 +198,10 @@ class Network:
 
     @cached_property
     def existing_subnets(self) -> list[Subnet]:
-        """The job's subnets that exist."""
         return [self.subnets[name] for name in self.job.subnets if name in self.subnets]
 
     @cached_property
     def existing_groups(self) -> list[SecurityGroup]:
-        """The job's security groups that exist."""
         return [self.groups[name] for name in self.job.groups if name in self.groups]
 
     @cached_property
@@ -241,17 +213,14 @@ class Network:
 
     @cached_property
     def job_subnets(self) -> list[Subnet]:
-        """The job's subnets that exist in its VPC."""
         return [subnet for subnet in self.existing_subnets if subnet.vpc == self.vpc]
 
     @cached_property
     def job_groups(self) -> list[SecurityGroup]:
-        """The job's security groups that exist in its VPC."""
         return [group for group in self.existing_groups if group.vpc == self.vpc]
 
     @cached_property
     def job_tables(self) -> list[RouteTable]:
-        """The route tables of the job's subnets, each once."""
         tables = (self.table_of(subnet.id) for subnet in self.job_subnets)
         return list({table.id: table for table in tables if table is not None}.values())
 
@@ -264,12 +233,10 @@ class Network:
         return next((table for table in self.tables if table.main and table.vpc == vpc), None)
 
     def default_route(self, subnet: str) -> Route | None:
-        """The route of a subnet to 0.0.0.0/0."""
         table = self.table_of(subnet)
         return None if table is None else table.default
 
     def acl_of(self, subnet: str) -> NetworkAcl | None:
-        """The ACL that is associated with a subnet."""
         return next((acl for acl in self.acls if subnet in acl.subnets), None)
 
     def is_public(self, subnet: str) -> bool:
@@ -298,7 +265,6 @@ class Network:
         )
 
     def working_endpoints(self, vpc: str, *services: str) -> list[Endpoint]:
-        """The available endpoints of a VPC for some services."""
         return [
             endpoint
             for endpoint in self.endpoints
@@ -306,16 +272,13 @@ class Network:
         ]
 
     def s3_gateways(self, vpc: str) -> list[Endpoint]:
-        """The available gateway endpoints of a VPC for S3."""
         return [endpoint for endpoint in self.working_endpoints(vpc, "s3") if endpoint.gateway]
 
     def s3_gateway(self, table: RouteTable) -> Endpoint | None:
-        """The S3 gateway endpoint that is associated with `table`."""
         gateways = self.s3_gateways(table.vpc)
         return next((gateway for gateway in gateways if table.id in gateway.tables), None)
 
     def reaches_s3(self, table: RouteTable) -> bool:
-        """Whether S3 is reachable by an endpoint or over the internet."""
         private = any(
             endpoint.private_dns and not endpoint.gateway
             for endpoint in self.working_endpoints(table.vpc, "s3")
@@ -350,21 +313,40 @@ def parse(job: Requirements, answers: Answers) -> Network:
         raw.get("NetworkInfo", {}) for raw in types if raw.get("InstanceType") == job.instance_type
     ]
     vpcs = (_vpc(answers, raw) for raw in listed("describe-vpcs", "Vpcs"))
-    subnets = map(_subnet, listed("describe-subnets", "Subnets"))
+    subnets = (
+        Subnet(
+            id=raw["SubnetId"],
+            vpc=raw["VpcId"],
+            zone=raw["AvailabilityZone"],
+            block=IPv4Network(raw["CidrBlock"]),
+            free=raw["AvailableIpAddressCount"],
+        )
+        for raw in listed("describe-subnets", "Subnets")
+    )
     groups = map(_group, listed("describe-security-groups", "SecurityGroups"))
-    nats = map(_nat, listed("describe-nat-gateways", "NatGateways"))
+    nats = (
+        NatGateway(raw["NatGatewayId"], raw["VpcId"], raw.get("SubnetId", ""), raw["State"])
+        for raw in listed("describe-nat-gateways", "NatGateways")
+    )
     return Network(
         job=job,
         answers=answers,
         vpcs={vpc.id: vpc for vpc in vpcs},
         subnets={subnet.id: subnet for subnet in subnets},
         groups={group.id: group for group in groups},
-        acls=tuple(map(_acl, listed("describe-network-acls", "NetworkAcls"))),
+        acls=tuple(
+            NetworkAcl(
+                id=raw["NetworkAclId"],
+                subnets=tuple(item["SubnetId"] for item in raw.get("Associations", ())),
+                entries={way: tuple(_entries(raw, outbound=way)) for way in (False, True)},
+            )
+            for raw in listed("describe-network-acls", "NetworkAcls")
+        ),
         tables=tuple(map(_table, listed("describe-route-tables", "RouteTables"))),
         endpoints=tuple(map(_endpoint, listed("describe-vpc-endpoints", "VpcEndpoints"))),
         nats={nat.id: nat for nat in nats},
         s3_prefix_list=s3["PrefixListId"] if s3 else "",
-        s3_blocks=tuple(map(_block, s3.get("Cidrs", ()))) if s3 else (),
+        s3_blocks=tuple(map(IPv4Network, s3.get("Cidrs", ()))) if s3 else (),
         ec2_offers_efa=any(info.get("EfaSupported", False) for info in interfaces),
     )
 
@@ -372,11 +354,6 @@ def parse(job: Requirements, answers: Answers) -> Network:
 def document(policy: Any) -> Mapping[str, Any]:
     """A policy document, which some commands return as text and others as JSON."""
     return dict(from_json(policy)) if isinstance(policy, str) else dict(policy or {})
-
-
-def _block(text: Any) -> IPv4Network:
-    """A CIDR block. Without `str`, IPv4Network would accept a number as an address."""
-    return IPv4Network(str(text))
 
 
 def _vpc(answers: Answers, raw: Any) -> Vpc:
@@ -388,30 +365,17 @@ def _vpc(answers: Answers, raw: Any) -> Vpc:
     blocks = [item["CidrBlock"] for item in raw.get("CidrBlockAssociationSet", ())]
     return Vpc(
         id=raw["VpcId"],
-        blocks=tuple(map(_block, blocks or [raw["CidrBlock"]])),
+        blocks=tuple(map(IPv4Network, blocks or [raw["CidrBlock"]])),
         tenancy=raw.get("InstanceTenancy", "default"),
         dns_support=attribute("enableDnsSupport"),
         dns_hostnames=attribute("enableDnsHostnames"),
     )
 
 
-def _subnet(raw: Any) -> Subnet:
-    return Subnet(
-        id=raw["SubnetId"],
-        vpc=raw["VpcId"],
-        zone=raw["AvailabilityZone"],
-        block=_block(raw["CidrBlock"]),
-        free=raw["AvailableIpAddressCount"],
-    )
-
-
 def _group(raw: Any) -> SecurityGroup:
-    return SecurityGroup(
-        id=raw["GroupId"],
-        vpc=raw["VpcId"],
-        inbound=tuple(_rules(raw.get("IpPermissions", ()))),
-        outbound=tuple(_rules(raw.get("IpPermissionsEgress", ()))),
-    )
+    keys = {False: "IpPermissions", True: "IpPermissionsEgress"}
+    rules = {outbound: tuple(_rules(raw.get(key, ()))) for outbound, key in keys.items()}
+    return SecurityGroup(raw["GroupId"], raw["VpcId"], rules)
 
 
 def _rules(permissions: Any) -> Iterator[SecurityGroupRule]:
@@ -429,17 +393,7 @@ def _traffic(protocol: Any, low: Any, high: Any) -> tuple[str, int, int]:
     return name, int(low), int(high)
 
 
-def _acl(raw: Any) -> NetworkAcl:
-    return NetworkAcl(
-        id=raw["NetworkAclId"],
-        subnets=tuple(item["SubnetId"] for item in raw.get("Associations", ())),
-        inbound=tuple(_entries(raw, outbound=False)),
-        outbound=tuple(_entries(raw, outbound=True)),
-    )
-
-
 def _entries(raw: Any, *, outbound: bool) -> Iterator[AclEntry]:
-    """The rules of one direction, in the order of evaluation."""
     for entry in sorted(raw.get("Entries", ()), key=lambda entry: int(entry["RuleNumber"])):
         if entry["Egress"] is outbound and "CidrBlock" in entry:
             limits = entry.get("PortRange") or {}
@@ -450,7 +404,7 @@ def _entries(raw: Any, *, outbound: bool) -> Iterator[AclEntry]:
                 protocol=protocol,
                 low=low,
                 high=high,
-                block=_block(entry["CidrBlock"]),
+                block=IPv4Network(entry["CidrBlock"]),
             )
 
 
@@ -486,10 +440,4 @@ def _endpoint(raw: Any) -> Endpoint:
         groups=tuple(group["GroupId"] for group in raw.get("Groups", ())),
         private_dns=bool(raw.get("PrivateDnsEnabled")),
         policy=document(raw.get("PolicyDocument")),
-    )
-
-
-def _nat(raw: Any) -> NatGateway:
-    return NatGateway(
-        id=raw["NatGatewayId"], vpc=raw["VpcId"], subnet=raw.get("SubnetId", ""), state=raw["State"]
     )

@@ -1,14 +1,21 @@
-"""Checks of the account: the execution role, the buckets, the quota."""
+"""Checks of the account: the execution role, the buckets, the quota; and what IAM policies allow.
+
+Conditions are not evaluated: an Allow with a condition counts as "perhaps", and a Deny with a
+condition is ignored. `iam:SimulatePrincipalPolicy` would need a further permission, would not cover
+the policy of an endpoint, and could not be answered from saved facts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
 
 from deploykit.doctor import fixes
-from deploykit.doctor.aws import policies
-from deploykit.doctor.aws.network import Network, document
-from deploykit.doctor.aws.requirements import Requirements
+from deploykit.doctor.network import Network, document
+from deploykit.doctor.requirements import Requirements
 from deploykit.lib.finding import Finding, Fix
 
 Actions = list[tuple[str, str | None]]
@@ -45,7 +52,6 @@ _REGIONS = {None: "us-east-1", "EU": "eu-west-1"}
 
 
 def findings(network: Network) -> Iterator[Finding]:
-    """Problems with the role, the buckets and the quota of instances."""
     yield from _role(network)
     for bucket in network.job.buckets:
         yield from _bucket(network, bucket)
@@ -81,15 +87,15 @@ def _role(network: Network) -> Iterator[Finding]:
     if not network.answered("get-role"):
         return
     trust = document(network.answers["get-role"]["Role"]["AssumeRolePolicyDocument"])
-    if not policies.trusts(trust, _SERVICE):
-        kept = list(policies.statements(trust))
+    if not trusts(trust, _SERVICE):
+        kept = list(statements(trust))
         summary = f"add {_SERVICE} to the trust policy"
         yield Finding(
             "role_trust",
             "error",
             f"SageMaker cannot assume the role {job.role_name}: it does not trust {_SERVICE}",
-            tuple(f"{job.role_name} trusts: {policies.shown(statement)}" for statement in kept),
-            network.fix("role-trust", summary, role=job.role_name, trust=_trust(kept)),
+            tuple(f"{job.role_name} trusts: {json.dumps(statement)}" for statement in kept),
+            network.fix("role_trust", summary, role=job.role_name, trust=_trust(kept)),
         )
     if network.answered("role-policies"):
         yield from _permissions(network)
@@ -97,7 +103,7 @@ def _role(network: Network) -> Iterator[Finding]:
 
 def _trust(kept: list[Any]) -> dict[str, Any]:
     service = {"Effect": "Allow", "Principal": {"Service": _SERVICE}, "Action": "sts:AssumeRole"}
-    return policies.document([*kept, service])
+    return policy_document([*kept, service])
 
 
 def _required_actions(job: Requirements) -> Actions:
@@ -106,7 +112,7 @@ def _required_actions(job: Requirements) -> Actions:
     on_any += _SHELL_ACTIONS if job.remote_debug else ()
     required: Actions = []
     for bucket in job.buckets:
-        required += policies.bucket_actions(bucket, write=bucket in job.written)
+        required += bucket_actions(bucket, write=bucket in job.written)
     required += [(action, None) for action in on_any]
     for key, actions in job.keys:
         required += [(action, None if key == "*" else key) for action in actions]
@@ -145,9 +151,9 @@ def _decisions(network: Network) -> dict[str, Actions]:
     boundary = [document(answer["Boundary"])] if answer.get("Boundary") else []
     by_decision: dict[str, Actions] = {}
     for action, resource in _required_actions(network.job):
-        decision: str = policies.decide(documents, action, resource)
+        decision: str = decide(documents, action, resource)
         if boundary and decision != "denied":
-            limit = policies.decide(boundary, action, resource)
+            limit = decide(boundary, action, resource)
             decision = "boundary" if limit in {"denied", "absent"} else decision
         by_decision.setdefault(decision, []).append((action, resource))
     return by_decision
@@ -164,7 +170,7 @@ def _missing_permissions(
         f"{message}; {consequence}" if consequence else message,
         _resources(missing),
         network.fix(
-            "iam-policy",
+            "iam_policy",
             "allow exactly these actions",
             kind="role",
             principal=job.role_name,
@@ -197,7 +203,7 @@ def _policy(actions: Actions, job: Requirements) -> dict[str, Any]:
         else:
             others.add(action)
     allowed = ((storage, buckets), (others, "*"), *((names, key) for key, names in by_key.items()))
-    return policies.document(
+    return policy_document(
         {"Effect": "Allow", "Action": sorted(names), "Resource": where}
         for names, where in allowed
         if names
@@ -246,3 +252,86 @@ def _quota(network: Network) -> Iterator[Finding]:
             value=job.nodes,
         ),
     )
+
+
+Decision = Literal["allowed", "perhaps", "denied", "absent"]
+Policy = Mapping[str, Any]
+
+
+def bucket_actions(bucket: str, *, write: bool = True) -> list[tuple[str, str]]:
+    """The actions of a job on a bucket, each with its resource."""
+    arn = f"arn:aws:s3:::{bucket}"
+    reads = [("s3:ListBucket", arn), ("s3:GetObject", f"{arn}/*")]
+    return [*reads, ("s3:PutObject", f"{arn}/*")] if write else reads
+
+
+def allow_bucket(bucket: str) -> dict[str, Any]:
+    arn = f"arn:aws:s3:::{bucket}"
+    actions = [action for action, _ in bucket_actions(bucket)]
+    return {"Effect": "Allow", "Action": actions, "Resource": [arn, f"{arn}/*"]}
+
+
+def policy_document(statements: Iterable[Policy]) -> dict[str, Any]:
+    return {"Version": "2012-10-17", "Statement": list(statements)}
+
+
+def decide(policies: Iterable[Policy], action: str, resource: str | None) -> Decision:
+    """Evaluate all policies together. If `resource` is None, any allowed resource counts."""
+    decision: Decision = "absent"
+    for statement in itertools.chain.from_iterable(map(statements, policies)):
+        if denies(statement, action, resource):
+            return "denied"
+        if statement.get("Effect") == "Allow" and _matches_statement(statement, action, resource):
+            if not statement.get("Condition"):
+                decision = "allowed"
+            elif decision == "absent":
+                decision = "perhaps"
+    return decision
+
+
+def denies(statement: Policy, action: str, resource: str | None) -> bool:
+    """Whether a statement denies unconditionally; if `resource` is None, on every resource."""
+    if statement.get("Effect") != "Deny" or statement.get("Condition"):
+        return False
+    if resource is None and "*" not in _listed(statement.get("Resource", ())):
+        return False
+    return _matches_statement(statement, action, resource)
+
+
+def statements(policy: Policy) -> Iterator[Policy]:
+    """The statements of a policy document, which may hold one alone instead of a list."""
+    listed = policy.get("Statement", ())
+    yield from [listed] if isinstance(listed, Mapping) else listed
+
+
+def trusts(policy: Policy, service: str) -> bool:
+    """Whether a trust policy allows a service to assume the role."""
+    return any(
+        statement.get("Effect") == "Allow"
+        and _matches_statement(statement, "sts:AssumeRole", None)
+        and service in _listed(dict(statement.get("Principal", {})).get("Service", ()))
+        for statement in statements(policy)
+        if isinstance(statement.get("Principal"), Mapping)
+    )
+
+
+def _matches_statement(statement: Policy, action: str, resource: str | None) -> bool:
+    if "NotAction" in statement:
+        acts = not _matches(statement["NotAction"], action, flags=re.IGNORECASE)
+    else:
+        acts = _matches(statement.get("Action", ()), action, flags=re.IGNORECASE)
+    if not acts or resource is None:
+        return acts
+    if "NotResource" in statement:
+        return not _matches(statement["NotResource"], resource)
+    return _matches(statement.get("Resource", "*"), resource)
+
+
+def _matches(patterns: Any, text: str, flags: int = 0) -> bool:
+    """Whether a pattern with ``*`` and ``?`` matches; `fnmatch` would also read ``[...]``."""
+    regexes = (re.escape(p).replace(r"\*", ".*").replace(r"\?", ".") for p in _listed(patterns))
+    return any(re.fullmatch(regex, text, flags) for regex in regexes)
+
+
+def _listed(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else list(value)

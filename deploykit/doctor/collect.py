@@ -14,9 +14,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from deploykit.doctor.aws import policies
-from deploykit.doctor.aws.network import Answers, Network
-from deploykit.doctor.aws.requirements import Requirements
+from deploykit.doctor.account import policy_document
+from deploykit.doctor.network import Answers, Network
+from deploykit.doctor.requirements import Requirements
 from deploykit.job.decode import read_json
 from deploykit.lib import shell
 from deploykit.lib.errors import BackendUnavailable, DeploykitError, NotFound, NotPermitted
@@ -58,13 +58,22 @@ def live(job: Requirements, client: Client, errors: Errors) -> Answers:
 def load(folder: Path) -> Answers:
     """Read the responses in `folder`, one JSON file each.
 
-    Raises NotFound if the folder does not exist or a file is not a JSON object.
+    Raises NotFound if the folder does not exist or a file is not JSON.
     """
     if not folder.is_dir():
         raise NotFound(
             f"folder not found: {folder}", hint="create it with `deploykit doctor --save FOLDER`"
         )
-    return {path.stem: _json(path) for path in sorted(folder.glob("*.json"))}
+    answers = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            answers[path.stem] = read_json(path)
+        except ValueError as error:
+            raise NotFound(
+                f"{path} is not a JSON response from AWS: it {error}",
+                hint="save it with --output json",
+            ) from error
+    return answers
 
 
 def save(answers: Answers, folder: Path) -> None:
@@ -72,17 +81,6 @@ def save(answers: Answers, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, answer in answers.items():
         (folder / f"{name}.json").write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
-
-
-def _json(path: Path) -> Any:
-    try:
-        answer = read_json(path)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"it {error}"
-        raise NotFound(f"{path} is not a JSON response from AWS: {reason}") from error
-    if not isinstance(answer, dict):
-        raise NotFound(f"{path} is not a JSON response from AWS", hint="save it with --output json")
-    return answer
 
 
 class _Collector:
@@ -170,7 +168,6 @@ class _Collector:
             self._answers["role-policies"] = refused.answer
 
     def _policies(self, role: str) -> Iterator[Any]:
-        """Every policy document of the role, attached and inline."""
         attached = self._ask_iam("list-attached-role-policies", RoleName=role)
         for policy in attached["AttachedPolicies"]:
             yield self._managed(policy["PolicyArn"])
@@ -270,12 +267,12 @@ def _permit(network: Network, action: str) -> Fix:
     is_user, parts = match[1] == "user", match[2].split("/")
     allow = {"Effect": "Allow", "Action": action, "Resource": "*"}
     return network.fix(
-        "iam-policy",
+        "iam_policy",
         summary,
         kind="user" if is_user else "role",
         principal=parts[-1] if is_user else parts[-2],
         name=f"deploykit-doctor-{action.partition(':')[2]}",
-        policy=policies.document([allow]),
+        policy=policy_document([allow]),
     )
 
 

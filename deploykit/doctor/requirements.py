@@ -1,8 +1,22 @@
-"""What a SageMaker job requires of the account and of the network. Data only."""
+"""What a SageMaker job requires of the account and of the network, and which names AWS allows."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+from deploykit.job.decode import Pattern
+
+BUCKET = Pattern(
+    r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]",
+    "a bucket name of 3 to 63 lower-case letters, digits, dots and hyphens",
+)
+IMPOSSIBLE_BUCKET = re.compile(
+    r"\.\.|^(\d+\.){3}\d+$|^(xn--|sthree-|amzn-s3-demo-)|(-s3alias|--ol-s3|\.mrap|--table-s3)$"
+)
+"""Names that S3 refuses although they match:
+https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html"""
+REGION = Pattern(r"[a-z]{2,4}(-[a-z]+)+-[0-9]{1,2}", "a region such as us-east-1")
 
 Ports = tuple[int, int]
 """First and last port, inclusive."""
@@ -29,8 +43,6 @@ https://docs.aws.amazon.com/sagemaker/latest/dg/train-encrypt.html."""
 
 @dataclass(frozen=True)
 class Requirements:
-    """The parts of a job that the checks compare with the account."""
-
     region: str
     role: str
     instance_type: str
@@ -64,5 +76,4 @@ class Requirements:
 
     @property
     def role_name(self) -> str:
-        """The last part of the role's ARN."""
         return self.role.rpartition("/")[2]
