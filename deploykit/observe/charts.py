@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from deploykit.lib import render
-from deploykit.observe.metrics.series import Series
+from deploykit.observe.metrics.series import Pair, Series, ends
 
 
 class _Box(NamedTuple):
@@ -158,18 +158,14 @@ def _marks(marks: Sequence[tuple[float, str]], across: Scale) -> Iterator[dict[s
             yield {"x": round(across(x), 1), "label": label, "label_x": label_x}
 
 
-def thin(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
+def thin(points: Sequence[Pair], most: int) -> list[Pair]:
     """At most about `most` points with the same look: the least and greatest of each part."""
     if len(points) <= most:
         return list(points)
     size = math.ceil(len(points) / max(1, most // 2))
-    kept = []
-    for start in range(0, len(points), size):
-        part = [point for point in points[start : start + size] if math.isfinite(point[1])]
-        if part:
-            ends = {min(part, key=lambda p: p[1]), max(part, key=lambda p: p[1])}
-            kept += sorted(ends)
-    return [*kept, points[-1]] if kept and kept[-1] != points[-1] else kept
+    parts = (ends(points[start : start + size]) for start in range(0, len(points), size))
+    kept = [point for part in parts for point in part]
+    return kept if kept[-1] == points[-1] else [*kept, points[-1]]
 
 
 def ticks(low: float, high: float, *, logarithmic: bool = False) -> list[float]:
