@@ -5,117 +5,76 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
 
 from deploykit.job.checks import pattern_problem
 from deploykit.observe.metrics.points import LONGEST_NAME, STEPS, Reading, count, number, seconds
 
 _SIZES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _TQDM = re.compile(
-    r"\d{1,3}%\|[^|]{0,500}\| {0,20}([\d.]{1,15})([kKMGT]?)/([\d.]{1,15})([kKMGT]?) "
-    r"\[([\d:]{4,15})<([\d:]{4,15}|\?), {0,5}([\d.]{1,15}|\?)([kKMGT]?)([^\],\s]{1,30})"
-    r"([^\]]{0,2000})\]"
+    r"\d{1,3}%\|[^|]{0,500}\| {0,20}(?P<step>[\d.]{1,15}[kKMGT]?)/(?P<total>[\d.]{1,15}[kKMGT]?) "
+    r"\[(?P<elapsed>[\d:]{4,15})<(?P<left>[\d:]{4,15}|\?), {0,5}"
+    r"(?P<rate>[\d.]{1,15}[kKMGT]?|\?)(?P<unit>[^\],\s]{1,30})(?P<rest>[^\]]{0,2000})\]"
 )
 _FASTPROGRESS = re.compile(
-    r"\|[^|]{1,500}\| [\d.]{1,7}% \[(\d{1,12})/(\d{1,12}) ([\d:]{4,15})<([\d:]{4,15})"
+    r"\|[^|]{1,500}\| [\d.]{1,7}% "
+    r"\[(?P<step>\d{1,12})/(?P<total>\d{1,12}) (?P<elapsed>[\d:]{4,15})<(?P<left>[\d:]{4,15})"
 )
-_KERAS = re.compile(r"^\s*(\d{1,12})/(\d{1,12}) (?:[━╸╺ ]{1,100}|\[[=>.]{1,100}\]|-) ?(.{0,2000})$")
 _RICH = re.compile(
-    r"Epoch (\d{1,9})/(\d{1,9}) {1,3}[━╸╺ ]{1,400} (\d{1,12})/(\d{1,12}) ([\d:]{7,15}) • +"
-    r"(?:[\d:]{7,15} +)?([\d.]{1,15})it/s(.{0,2000})"
+    r"Epoch (?P<epoch>\d{1,9})/(?P<epochs>\d{1,9}) {1,3}[━╸╺ ]{1,400} "
+    r"(?P<step>\d{1,12})/(?P<total>\d{1,12}) (?P<elapsed>[\d:]{7,15}) • +"
+    r"(?:[\d:]{7,15} +)?(?P<rate>[\d.]{1,15})it/s(?P<rest>.{0,2000})"
 )
 """Of Lightning's RichProgressBar, whose epochs begin with 0; a log has only its last state."""
+_BARS = (("%|", "tqdm", _TQDM), ("% [", "fastprogress", _FASTPROGRESS), ("•", "Lightning", _RICH))
+"""Text that every line with such a bar holds, what prints it, and the bar."""
+_KERAS = re.compile(r"^\s*(\d{1,12})/(\d{1,12}) (?:[━╸╺ ]{1,100}|\[[=>.]{1,100}\]|-) ?(.{0,2000})$")
 _KERAS_STEP = re.compile(r"(\d{1,12})(us|ms|s)/(?:step|epoch)\b")
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def read_bar(line: str) -> Reading | None:
     """The state of a bar; None where the line has none."""
-    if "%|" in line:
-        return _tqdm(line)
-    if "% [" in line:
-        return _fastprogress(line)
-    if "•" in line:
-        return _rich(line)
+    for mark, form, pattern in _BARS:
+        if mark in line:
+            match = pattern.search(line)
+            return _bar(form, line[: match.start()], match.groupdict("")) if match else None
     return _keras(line) if "/" in line else None
 
 
-def _tqdm(line: str) -> Reading | None:
-    match = _TQDM.search(line)
-    if match is None:
-        return None
-    done, done_size, total, total_size, elapsed, left, rate, rate_size, unit, rest = match.groups()
-    title = line[: match.start()].strip().removesuffix(":")
-    speed = _scaled(rate, rate_size)
-    if speed and unit.startswith("s/"):
-        speed = 1 / speed
+def _bar(form: str, before: str, found: dict[str, str]) -> Reading:
+    """A bar with the text before it and its parts by name, which are those of a `Reading`."""
+    title, step, elapsed = before.strip(" :"), _scaled(found["step"]), seconds(found["elapsed"])
+    epoch: float | None = None
+    epochs: int | None = None
+    if form == "Lightning":
+        title = f"Epoch {found['epoch']}/{found['epochs']}"
+        epoch, epochs = int(found["epoch"]) + 1, int(found["epochs"]) + 1
+    elif match := EPOCH.search(title):
+        epoch, epochs = number(match[1]), count(number(match[2] or ""))
+    rate = _scaled(found["rate"]) if "rate" in found else step and elapsed and step / elapsed
+    if rate and found.get("unit", "").startswith("s/"):
+        rate = 1 / rate
+    values = dict(pairs(found.get("rest", "")))
     return Reading(
-        "tqdm",
-        _metrics_of_bar(rest),
-        step=count(_scaled(done, done_size)),
-        total=count(_scaled(total, total_size)),
-        rate=speed or None,
-        elapsed=seconds(elapsed),
-        left=seconds(left),
+        form,
+        {name: value for name, value in values.items() if not COUNTS.fullmatch(name)},
+        step=count(step),
+        total=count(_scaled(found["total"])),
+        in_epoch=epoch is not None,
+        epoch=epoch,
+        epochs=epochs,
+        rate=rate or None,
+        elapsed=elapsed,
+        left=seconds(found.get("left", "")),
         title=title,
-        **_epoch_of_title(title),
     )
 
 
-def _epoch_of_title(title: str) -> dict[str, Any]:
-    """What the title of a bar says of epochs, as values of a `Reading`."""
-    if (match := EPOCH.search(title)) is None:
-        return {}
-    last = count(number(match[2] or ""))
-    return {"in_epoch": True, "epoch": number(match[1]), "epochs": last}
-
-
-def _scaled(text: str, size: str) -> float | None:
-    """``1.5`` and ``k`` as 1500; None for ``?``."""
-    value = number(text)
-    return None if value is None else round(value * _SIZES.get(size, 1), 6)
-
-
-def _fastprogress(line: str) -> Reading | None:
-    match = _FASTPROGRESS.search(line)
-    if match is None:
-        return None
-    done, total, elapsed, left = match.groups()
-    title = line[: match.start()].strip(" :")
-    spent = seconds(elapsed)
-    return Reading(
-        "fastprogress",
-        step=int(done),
-        total=int(total),
-        rate=int(done) / spent if spent else None,
-        elapsed=spent,
-        left=seconds(left),
-        title=title,
-        **_epoch_of_title(title),
-    )
-
-
-def _rich(line: str) -> Reading | None:
-    match = _RICH.search(line)
-    if match is None:
-        return None
-    epoch, last, done, total, elapsed, rate, rest = match.groups()
-    return Reading(
-        "Lightning",
-        _metrics_of_bar(rest),
-        step=int(done),
-        total=int(total),
-        in_epoch=True,
-        epoch=int(epoch) + 1,
-        epochs=int(last) + 1,
-        rate=number(rate),
-        elapsed=seconds(elapsed),
-        title=f"Epoch {epoch}/{last}",
-    )
-
-
-def _metrics_of_bar(text: str) -> dict[str, float]:
-    return {name: value for name, value in pairs(text) if not COUNTS.fullmatch(name)}
+def _scaled(text: str) -> float | None:
+    """``1.5k`` as 1500; None for ``?``."""
+    size = _SIZES.get(text[-1:], 1)
+    value = number(text if size == 1 else text[:-1])
+    return None if value is None else round(value * size, 6)
 
 
 def _keras(line: str) -> Reading | None:
@@ -124,14 +83,12 @@ def _keras(line: str) -> Reading | None:
     if match is None:
         return None
     done, total, rest = match.groups()
-    pace = _KERAS_STEP.search(rest)
-    values = dict(pairs(rest))
+    pace, values = _KERAS_STEP.search(rest), dict(pairs(rest))
     if pace is None and not values:
         return None
     each = int(pace[1]) * _UNITS[pace[2]] if pace else 0
-    return Reading(
-        "Keras", values, int(done), int(total), in_epoch=True, rate=1 / each if each else None
-    )
+    rate = 1 / each if each else None
+    return Reading("Keras", values, int(done), int(total), in_epoch=True, rate=rate)
 
 
 _HEADING = re.compile(r"epoch +train_loss +(?:[\w.@-]{1,60} +){0,30}time *")
@@ -228,7 +185,8 @@ def read_text(line: str) -> Reading | None:
     low = line.lower()
     if _HINT.search(low) is None:
         return None
-    other = _is_of_other_step(line, low)
+    may_be_other = "val" in low or "test" in low or "predict" in low
+    other = may_be_other and _OTHER_STEP.search(line) is not None
     step, total, in_epoch = (None, None, False) if other else _step(line, low)
     epoch = EPOCH.search(line) if "epoch" in low else None
     numbers = dict(pairs(line))
@@ -271,12 +229,6 @@ def _is_count(name: str) -> bool:
 @lru_cache(1000)
 def _named(name: str) -> str:
     return name.strip().replace(" ", "_")[:LONGEST_NAME]
-
-
-def _is_of_other_step(line: str, low: str) -> bool:
-    """Whether it tells a step of a loop that is not training; `low` is the line in lower case."""
-    may_be = "val" in low or "test" in low or "predict" in low
-    return may_be and _OTHER_STEP.search(line) is not None
 
 
 def _step(line: str, low: str) -> tuple[int | None, int | None, bool]:

@@ -117,9 +117,9 @@ class LogReader:
         if reading.title is not None:
             key = _key(reading)
             if key in self.bars or len(self.bars) < _MAX_BARS:
-                seen = self._seen(key, placed, placed.step, time)
                 whole = (reading.elapsed or 0.0) + (reading.left or 0.0)
                 before = self.bars[key].longest if key in self.bars else 0.0
+                seen = self._seen(key, placed, placed.step, time)
                 self.bars[key] = seen._replace(longest=max(whole, before))
         elif placed.step is not None:
             self.step = self._seen("step", placed, placed.step, time)
@@ -127,9 +127,7 @@ class LogReader:
             self.epoch = self._seen("epoch", placed, placed.epoch, time)
 
     def _seen(self, key: str, placed: Reading, at: float | None, time: float | None) -> Seen:
-        pace = self._paces.get(key)
-        if pace is None:
-            pace = self._paces[key] = Pace()
+        pace = self._paces.setdefault(key, Pace())
         if at is not None and time is not None:
             pace.add(time, at)
         return Seen(placed, time, pace)

@@ -146,16 +146,11 @@ class Tracker(Protocol):
         """Where a person sees the run."""
 
 
-_MODULES = {
-    "mlflow": "deploykit.observe.trackers.mlflow",
-    "tensorboard": "deploykit.observe.trackers.tensorboard",
-    "trackio": "deploykit.observe.trackers.trackio",
-    "wandb": "deploykit.observe.trackers.wandb",
-}
 AT_END = {"wandb"}
 """Those that get a run when it has ended."""
 
 
 def make(kind: str, where: str, about: About, memory: Memory) -> Tracker:
-    """The tracker of a kind, which reads and changes `memory`."""
-    return cast("Tracker", importlib.import_module(_MODULES[kind]).make(where, about, memory))
+    """The tracker of a kind, which reads and changes `memory`; its module is named like it."""
+    module = importlib.import_module(f"deploykit.observe.trackers.{kind}")
+    return cast("Tracker", module.make(where, about, memory))

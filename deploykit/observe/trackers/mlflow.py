@@ -154,12 +154,10 @@ class MLflow:
 
     def _send_params(self, known: set[str]) -> None:
         """Send the parameters that the run lacks: all of a new one, or after a kill the rest."""
-        named = {self.clean(name): value for name, value in reversed(self._about.params.items())}
-        params = [
-            {"key": key, "value": value[:_MAX_PARAM_LENGTH]}
-            for key, value in reversed(named.items())
-            if key not in known
-        ]
+        named: dict[str, str] = {}
+        for name, value in self._about.params.items():
+            named.setdefault(self.clean(name), value[:_MAX_PARAM_LENGTH])
+        params = [{"key": k, "value": value} for k, value in named.items() if k not in known]
         for start in range(0, len(params), _MAX_PARAMS):
             batch = params[start : start + _MAX_PARAMS]
             self._ask("runs/log-batch", run_id=self._memory["id"], params=batch)
