@@ -249,14 +249,6 @@ def test_every_strategy_that_is_not_chosen_has_its_drawback(name):
         assert report.recommendation(advice).endswith(text)
 
 
-def test_a_mix_is_passed_over_for_what_leaves_layers_whole():
-    """7B on 8 A100-40GB: a mix with tensor parallelism is faster on paper."""
-    advice = advice_on("7B on 8 A100-40GB")
-    assert not advice.best.tight
-    assert not advice.best.splits
-    assert advice.verdict(advice.second) == "splits layers, 9% faster"
-
-
 @pytest.mark.parametrize("name", KNOWN)
 def test_what_the_trainer_cannot_do_yet_is_said_and_not_written(name):
     case, advice = KNOWN[name], advice_on(name)
