@@ -57,31 +57,31 @@ def read_bar(line: str) -> Reading | None:
     return _keras(line) if "/" in line else None
 
 
-def _bar(form: str, before: str, found: dict[str, str]) -> Reading:
+def _bar(form: str, before: str, parts: dict[str, str]) -> Reading:
     """A bar with the text before it and its parts by name, which are those of a `Reading`."""
-    title, step, elapsed = before.strip(" :"), _scaled(found["step"]), seconds(found["elapsed"])
+    title, step, elapsed = before.strip(" :"), _scaled(parts["step"]), seconds(parts["elapsed"])
     epoch: float | None = None
     epochs: int | None = None
     if form == "Lightning":
-        title = f"Epoch {found['epoch']}/{found['epochs']}"
-        epoch, epochs = int(found["epoch"]) + 1, int(found["epochs"]) + 1
+        title = f"Epoch {parts['epoch']}/{parts['epochs']}"
+        epoch, epochs = int(parts["epoch"]) + 1, int(parts["epochs"]) + 1
     elif match := EPOCH.search(title):
         epoch, epochs = number(match[1]), count(number(match[2] or ""))
-    rate = _scaled(found["rate"]) if "rate" in found else step and elapsed and step / elapsed
-    if rate and found.get("unit", "").startswith("s/"):
+    rate = _scaled(parts["rate"]) if "rate" in parts else step and elapsed and step / elapsed
+    if rate and parts.get("unit", "").startswith("s/"):
         rate = 1 / rate
-    values = dict(pairs(found.get("rest", "")))
+    values = dict(pairs(parts.get("rest", "")))
     return Reading(
         form,
         {name: value for name, value in values.items() if not COUNTS.fullmatch(name)},
         step=count(step),
-        total=count(_scaled(found["total"])),
+        total=count(_scaled(parts["total"])),
         in_epoch=epoch is not None,
         epoch=epoch,
         epochs=epochs,
         rate=rate or None,
         elapsed=elapsed,
-        left=seconds(found.get("left", "")),
+        left=seconds(parts.get("left", "")),
         title=title,
     )
 

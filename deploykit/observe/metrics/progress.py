@@ -105,14 +105,14 @@ def of(collection: Collection, log: LogReader, known: Length, now: float | None 
     from the last step.
     """
     sources: dict[str, str] = {}
-    found = Progress(sources=sources, throughput=_throughput(collection, sources))
+    progress = Progress(sources=sources, throughput=_throughput(collection, sources))
     if loss := _training_loss(collection.series.values()):
         sources["loss"] = loss.source
         curve = tuple(value for _, value in loss.curve.pairs())
-        found = replace(found, loss=loss.last.value, curve=curve)
+        progress = replace(progress, loss=loss.last.value, curve=curve)
     best = _best(list(_positions(collection, log)))
     if best is None:
-        return found
+        return progress
     if best.epoch is None and log.epoch is not None:
         best = best._replace(epoch=log.epoch.reading.epoch)
     sources |= {name: best.source for name in ("step", "epoch") if getattr(best, name) is not None}
@@ -125,7 +125,7 @@ def of(collection: Collection, log: LogReader, known: Length, now: float | None 
     else:
         left = None
     return replace(
-        found, step=best.step, total=total, epoch=best.epoch, epochs=epochs, rate=rate, left=left
+        progress, step=best.step, total=total, epoch=best.epoch, epochs=epochs, rate=rate, left=left
     )
 
 
