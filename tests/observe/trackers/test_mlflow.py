@@ -12,20 +12,10 @@ from deploykit.cli import main as cli
 from deploykit.run import registry
 from tests.backends.slurm.slurm_helpers import ended, output, wait_for
 from tests.observe.trackers.mlflow_server import mlflow  # noqa: F401 - a fixture
-from tests.observe.trackers.tracked import attempt, loss, tracked
+from tests.observe.trackers.tracked import attempt, loss, sent, sync, tracked
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("slurm")]
-
-
-def sync(capsys, *words, code=0):
-    assert cli.main(["sync", *words]) == code, capsys.readouterr().err
-    return capsys.readouterr()
-
-
-def sent(capsys, *words):
-    (one,) = json.loads(sync(capsys, *words, "--json").out)["trackers"]
-    return one["values"]
 
 
 def test_a_run_that_was_preempted_thrice(live, mlflow, capsys):  # noqa: F811

@@ -20,18 +20,8 @@ from deploykit.lib.errors import NotFound
 from deploykit.observe.metrics import tensorboard as events
 from deploykit.observe.trackers import mlflow, tensorboard
 from deploykit.run import lifecycle, registry
-from tests.observe.trackers.tracked import attempt, history, loss, tracked
+from tests.observe.trackers.tracked import attempt, history, loss, sent, sync, tracked
 from tests.ports import free_port
-
-
-def sync(capsys, *words, code=0):
-    assert cli.main(["sync", *words]) == code, capsys.readouterr().err
-    return capsys.readouterr()
-
-
-def sent(capsys):
-    (one,) = json.loads(sync(capsys, "--json").out)["trackers"]
-    return one["values"]
 
 
 def near(values):
