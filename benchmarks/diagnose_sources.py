@@ -1,6 +1,6 @@
 """How often the first finding of `deploykit diagnose` is right, on logs split by their source.
 
-The argument is a folder as tests/diagnose/test_diagnosis_corpus.py reads it: logs that other
+The argument is a folder as tests/diagnose/test_diagnosis_runs.py reads it: logs that other
 people posted, each with its source (a repository or a thread), which stay outside the project.
 All logs of a source are in the same one of ten parts, so the spread over the parts is that over
 sources, not over logs that look alike.
@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from deploykit.diagnose import cause_rules, log_prefixes, scan
 from deploykit.diagnose.cause_rules import CauseRule, RuleSet
 from deploykit.diagnose.ranking import Diagnosis
-from tests.diagnose.test_diagnosis_corpus import ONCE
+from tests.diagnose.test_diagnosis_runs import ONCE
 
 PARTS = 10
 HEALTHY = "none"

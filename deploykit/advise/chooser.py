@@ -195,17 +195,15 @@ def _ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 def _best(left: Sequence[Candidate]) -> Candidate:
     roomy = [each for each in left if not each.tight] or left
-    fastest = min(each.step.seconds for each in roomy)
-    limit = _WORTH_SPLITTING * fastest
+    limit = _WORTH_SPLITTING * min(each.step.seconds for each in roomy)
     whole = [each for each in roomy if not each.splits and each.step.seconds <= limit]
     pool = whole or roomy
-    fastest = min(each.step.seconds for each in pool)
-    best = next(each for each in pool if each.step.seconds <= _TOLERANCE * fastest)
+    limit = _TOLERANCE * min(each.step.seconds for each in pool)
+    best = next(each for each in pool if each.step.seconds <= limit)
     if best.splits and best.reach > _WIDE_SHARDING:  # three dimensions instead (rule 4)
-        limit = _WORTH_STAGES * best.step.seconds
         for each in pool:
             narrow = each.strategy == "pp-fsdp-tp" and each.reach <= _WIDE_SHARDING
-            if narrow and each.step.seconds <= limit:
+            if narrow and each.step.seconds <= _WORTH_STAGES * best.step.seconds:
                 return each
     return best
 
@@ -217,12 +215,8 @@ def _case(
     if any(each.fits and not each.config.lora for each in replicas):
         return "each"
     # the largest layer alone, gathered on one GPU, with one sample
-    config = ParallelConfig("zero3", checkpointing=True)
-    one_layer, one_sample = (
-        dataclasses.replace(model, layers=1),
-        dataclasses.replace(training, batch=1),
-    )
-    need = memory(one_layer, one_sample, config, 0)
+    model, training = dataclasses.replace(model, layers=1), dataclasses.replace(training, batch=1)
+    need = memory(model, training, ParallelConfig("zero3", checkpointing=True), 0)
     size = need.total - need.parameters - need.gradients - need.optimizer
     return "sharded" if size <= cluster.gpu.memory else "layer"
 

@@ -8,14 +8,11 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 STAND_IN = "a100-40gb"
 """The GPU whose speed is assumed for an unknown one."""
 _FILE = Path(__file__).parent / "gpus.toml"
-_GIB = 1024**3
-_GIGA = 10**9
-_TERA = 10**12
 
 
 @dataclass(frozen=True)
@@ -51,27 +48,21 @@ class Gpu:
 
 @functools.cache
 def known() -> Mapping[str, Gpu]:
-    """Every GPU of gpus.toml, by name."""
-    tree = tomllib.loads(_FILE.read_text(encoding="utf-8"))
-    return {name: _gpu(name, values) for name, values in tree.items()}
-
-
-def _gpu(name: str, values: dict[str, Any]) -> Gpu:
-    """A GPU from the units of the file."""
-    rates = {link: values.pop(link) * _GIGA for link in ("bandwidth", "nvlink", "pcie")}
-    memory = int(values.pop("memory") * _GIB)
-    flops = {precision: rate * _TERA for precision, rate in values.pop("tflops").items()}
-    return Gpu(name, memory=memory, flops=flops, **rates, **values)
+    """Every GPU of gpus.toml, by name, in bytes and operations per second."""
+    gpus = {}
+    for name, values in tomllib.loads(_FILE.read_text(encoding="utf-8")).items():
+        for link in ("bandwidth", "nvlink", "pcie"):
+            values[link] *= 10**9
+        values["memory"] = int(values["memory"] * 1024**3)
+        flops = {precision: rate * 10**12 for precision, rate in values.pop("tflops").items()}
+        gpus[name] = Gpu(name, flops=flops, **values)
+    return gpus
 
 
 def find(name: str) -> Gpu | None:
     """Look up a GPU, ignoring case and punctuation: ``a100-40gb``, ``A100 40GB``."""
-
-    def normalized(text: str) -> str:
-        return "".join(letter for letter in text.lower() if letter.isalnum())
-
-    matches = (gpu for key, gpu in known().items() if normalized(key) == normalized(name))
-    return next(matches, None)
+    letters = "".join(filter(str.isalnum, name.lower()))
+    return next((gpu for key, gpu in known().items() if key.replace("-", "") == letters), None)
 
 
 def unknown(name: str) -> Gpu:

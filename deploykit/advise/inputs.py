@@ -139,18 +139,12 @@ def read(arguments: Mapping[str, str]) -> AdviseOptions:
     given = {name: Plain(text) for name, text in arguments.items()}
     decoded, problems = decode(AdviseOptions, given)
     bad = {problem.path for problem in problems}
-    if decoded is None:  # check the valid ones too
-        valid = {name: text for name, text in given.items() if name not in bad}
-        checked = decode(AdviseOptions, valid)[0] or AdviseOptions()
-    else:
-        checked = decoded
+    valid = {name: text for name, text in given.items() if name not in bad}
+    checked = decoded or decode(AdviseOptions, valid)[0] or AdviseOptions()
     problems = [*problems, *_problems(checked, bad)]
     if problems or decoded is None:
-        renamed = [
-            problem._replace(path=f"--{problem.path.replace('_', '-')}") for problem in problems
-        ]
-        count = units.plural(len(problems), "problem")
-        raise UsageError(f"advise: {count}", problems=renamed)
+        renamed = [one._replace(path=f"--{one.path.replace('_', '-')}") for one in problems]
+        raise UsageError(f"advise: {units.plural(len(problems), 'problem')}", problems=renamed)
     return decoded
 
 
@@ -181,17 +175,13 @@ def _problems(options: AdviseOptions, bad: set[str]) -> Iterator[Problem]:
 def workload_of(options: AdviseOptions) -> tuple[Model, Training, Cluster]:
     """Convert the options for `advise`. Raises UsageError if the model cannot be built."""
     model = _model(options)
-    if options.input:
-        usual = 1
-    elif options.task:
-        usual = model.length or 1
-    else:
-        usual = min(_SEQUENCE, model.length or _SEQUENCE)
+    usual = min(_SEQUENCE, model.length or _SEQUENCE)
+    if options.input or options.task:
+        usual = 1 if options.input else model.length or 1
     switches = {"auto": None, "on": True, "off": False}
-    adapters = {None: False, "full": False, "lora": True, "auto": None}
     recompute = options.checkpoint_activations
-    known = gpus.find(options.gpu or "")
-    gpu = known or gpus.unknown(options.gpu or "GPU")
+    adapters = {None: False, "full": False, "lora": True, "auto": None}
+    gpu = gpus.find(options.gpu or "") or gpus.unknown(options.gpu or "GPU")
     if options.gpu_memory:
         gpu = dataclasses.replace(gpu, memory=options.gpu_memory)
     cluster = Cluster(

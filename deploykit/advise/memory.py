@@ -211,8 +211,20 @@ class Memory:
     @property
     def total(self) -> int:
         """Bytes of everything on the GPU."""
-        states = self.parameters + self.gradients + self.optimizer
-        return states + self.activations + self.logits + self.working + self.reserve
+        return sum(size for _, size in self.parts)
+
+    @property
+    def parts(self) -> list[tuple[str, int]]:
+        """The parts of a GPU's memory, each with its bytes."""
+        return [
+            ("parameters", self.parameters),
+            ("gradients", self.gradients),
+            ("optimizer states", self.optimizer),
+            ("activations", self.activations),
+            ("logits", self.logits),
+            *self.buffers,
+            ("reserve", self.reserve),
+        ]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from deploykit.advise import gpus
 from deploykit.advise.chooser import Advice, Candidate
-from deploykit.advise.memory import Memory
 from deploykit.advise.models import Model, gpt
 from deploykit.advise.speed import peak
 from deploykit.advise.strategies import STRATEGIES, Cluster, ParallelConfig, Training
@@ -26,7 +25,6 @@ _NAMES = {
     "efa": "EFA",
     "infiniband": "InfiniBand",
 }
-_TRAINER_PRECISIONS = {"fp32", "bf16", "fp16"}
 _TRAINER_OPTIMIZERS = {"adamw": "adamw", "sgd-momentum": "sgd"}
 """Names of optimizers here and in the trainer, whose SGD has momentum."""
 _TRAINER_VOCABULARY = 256
@@ -76,29 +74,26 @@ def recommendation(advice: Advice) -> str:
     if best is None:
         return _nothing_fits(advice)
     copy = next(each for each in advice.candidates[::-1] if each.strategy in {"single", "ddp"})
+    copy_size = memory(copy.memory.total)
+    cases = {
+        "each": "a whole copy fits on each GPU",
+        "sharded": f"a whole copy does not fit on a GPU ({copy.strategy} needs {copy_size})",
+        "layer": "not even one layer fits on a GPU",
+    }
+    case = cases[advice.case]
     if copy.config.lora:
         case = "training all weights does not fit without --offload auto or more GPUs"
-    elif advice.case == "each":
-        case = "a whole copy fits on each GPU"
-    elif advice.case == "layer":
-        case = "not even one layer fits on a GPU"
-    else:
-        case = f"a whole copy does not fit on a GPU ({copy.strategy} needs {_size(copy)})"
     config = degrees(best.config)
     unit = "tokens" if advice.training.sequence > 1 else "samples"
     speed = number(advice.training.tokens / best.step.seconds)
     text = (
         f"Use {best.strategy}{f' with {config}' if config else ''}: {case}; it needs "
-        f"{_size(best)} of {capacity} per GPU and about {time(best.step.seconds)} per step "
-        f"({speed} {unit}/s, MFU {mfu(advice, best):.0%})"
+        f"{memory(best.memory.total)} of {capacity} per GPU and about {time(best.step.seconds)} "
+        f"per step ({speed} {unit}/s, MFU {mfu(advice, best):.0%})"
     )
     if second is not None:
         text += f"; next best is {second.strategy}: {advice.verdict(second)}"
     return f"{text}."
-
-
-def _size(each: Candidate) -> str:
-    return memory(each.memory.total)
 
 
 def _nothing_fits(advice: Advice) -> str:
@@ -114,8 +109,8 @@ def _nothing_fits(advice: Advice) -> str:
     }
     fits = f"use {plural(advice.enough, 'such node')}, or " if advice.enough is not None else ""
     return (
-        f"No strategy fits: {least.strategy} comes closest with {_size(least)} of {capacity}; "
-        f"{fits}try {', '.join(change for change, helps in changes.items() if helps)}."
+        f"No strategy fits: {least.strategy} comes closest with {memory(least.memory.total)} of "
+        f"{capacity}; {fits}try {', '.join(name for name, helps in changes.items() if helps)}."
     )
 
 
@@ -145,19 +140,6 @@ def mfu(advice: Advice, each: Candidate) -> float:
         work = advice.model.sample.flops * training.batch
     work *= 2 / 3 if each.config.lora else 1  # no gradients of the frozen weights
     return work / (each.step.seconds * each.config.world * peak(training, advice.cluster.gpu))
-
-
-def parts(need: Memory) -> list[tuple[str, int]]:
-    """The parts of a GPU's memory, each with its bytes."""
-    return [
-        ("parameters", need.parameters),
-        ("gradients", need.gradients),
-        ("optimizer states", need.optimizer),
-        ("activations", need.activations),
-        ("logits", need.logits),
-        *need.buffers,
-        ("reserve", need.reserve),
-    ]
 
 
 def not_in_trainer(missing: list[str], runs: Advice) -> str:
@@ -209,20 +191,15 @@ def lacking(config: ParallelConfig) -> list[str]:
     return [name for name in EXAMPLES if wanted[name]]
 
 
-def can_run(config: ParallelConfig) -> bool:
-    """Whether the reference trainer's options can do all of this configuration."""
-    return not lacking(config)
-
-
 def job_file(model: Model, training: Training, cluster: Cluster, config: ParallelConfig) -> str:
     """The text of a job.yaml, for the folder that holds ``entrypoints``.
 
     Raises UsageError if the trainer does not support the precision or the optimizer.
     """
     problems = []
-    if training.precision not in _TRAINER_PRECISIONS:
+    if training.precision == "pure-bf16":
         hint = "bf16 keeps weights in fp32 and computes in 16 bits"
-        problems.append(Problem("--precision", f"{training.precision} is not supported", hint))
+        problems.append(Problem("--precision", "pure-bf16 is not supported", hint))
     if training.optimizer not in _TRAINER_OPTIMIZERS:
         message = "SGD without momentum is not supported"
         problems.append(Problem("--optimizer", message, "use sgd-momentum"))
@@ -259,28 +236,35 @@ resources:
 
 def _arguments(model: Model, training: Training, config: ParallelConfig) -> Iterator[str]:
     """Arguments of the reference trainer for this configuration."""
-    yield from ("--task", model.task or "text", "--strategy", config.strategy)
-    for name, value in (
-        ("tensor-parallel", config.tensor),
-        ("pipeline-parallel", config.pipeline),
-        ("shard-ranks", config.shards if config.strategy == "hsdp" else 1),
-        ("micro-batches", config.micro_batches),
-    ):
-        yield from (f"--{name}", str(value)) if value != 1 else ()
-    yield from ("--schedule", "1f1b") if config.pipeline > 1 else ()
-    if config.tensor > 1 and not model.task:  # a task's own plan says how it is split
-        yield from ("--sequence-parallel", "--loss-parallel")
-    yield from ("--precision", training.precision)
-    yield from ("--checkpoint-activations",) if config.checkpointing else ()
-    yield from ("--checkpoint-activations", "selective") if config.selective else ()
-    yield from ("--offload",) if config.offload else ()
-    yield from ("--compress", config.compress) if config.compress else ()
-    yield from ("--compile",) if training.compiled else ()
-    yield from ("--batch-size", str(training.batch))
-    if not model.task:
-        yield from ("--sequence", str(training.sequence), "--layers", str(model.layers))
-        yield from ("--width", str(model.width), "--heads", str(model.heads))
-    yield from ("--optimizer", _TRAINER_OPTIMIZERS[training.optimizer])
+    own = not model.task  # a task has its own shape, and its own plan of how to split it
+    recompute = "selective" if config.selective else config.checkpointing
+    values: dict[str, str | int | bool] = {
+        "task": model.task or "text",
+        "strategy": config.strategy,
+        "tensor-parallel": config.tensor > 1 and config.tensor,
+        "pipeline-parallel": config.pipeline > 1 and config.pipeline,
+        "shard-ranks": config.strategy == "hsdp" and config.shards,
+        "micro-batches": config.micro_batches > 1 and config.micro_batches,
+        "schedule": config.pipeline > 1 and "1f1b",
+        "sequence-parallel": own and config.tensor > 1,
+        "loss-parallel": own and config.tensor > 1,
+        "precision": training.precision,
+        "checkpoint-activations": recompute,
+        "offload": config.offload,
+        "compress": config.compress,
+        "compile": training.compiled,
+        "batch-size": training.batch,
+        "sequence": own and training.sequence,
+        "layers": own and model.layers,
+        "width": own and model.width,
+        "heads": own and model.heads,
+        "optimizer": _TRAINER_OPTIMIZERS[training.optimizer],
+    }
+    for name, value in values.items():
+        if value is True:
+            yield f"--{name}"
+        elif value:
+            yield from (f"--{name}", str(value))
 
 
 def difference(model: Model, training: Training) -> str | None:

@@ -85,25 +85,27 @@ _LAUNCH = 500e-6
 """Minimum seconds of a block, forward and backward: about fifty kernels with a launch time of ten
 microseconds each. An estimate."""
 
+_REDUCED = "gradients (all-reduce)"
+_SHARDED = ("weights (all-gather)", "gradients (reduce-scatter)")
 COLLECTIVES: Mapping[Strategy, tuple[str, ...]] = {
     "single": (),
-    "dp": ("broadcast",),
-    "manual": ("all-reduce",),
-    "ddp": ("all-reduce",),
-    "zero1": ("all-reduce", "broadcast of shares"),
-    "zero2": ("all-gather", "reduce-scatter"),
-    "zero3": ("all-gather", "reduce-scatter"),
-    "hsdp": ("all-gather", "reduce-scatter", "all-reduce of shards"),
-    "sharded-table": ("all-to-all", "all-to-all back", "all-reduce"),
+    "dp": (),
+    "manual": (_REDUCED,),
+    "ddp": (_REDUCED,),
+    "zero1": (_REDUCED, "weights (broadcast)"),
+    "zero2": _SHARDED,
+    "zero3": _SHARDED,
+    "hsdp": (*_SHARDED, "gradients (all-reduce of shards)"),
+    "sharded-table": ("rows (all-to-all)", "gradients of rows (all-to-all)", _REDUCED),
     "tp": (),
     "pp": (),
-    "tp-dp": ("all-reduce",),
-    "pp-dp": ("all-reduce",),
-    "fsdp-tp": ("all-gather", "reduce-scatter"),
-    "pp-fsdp-tp": ("all-gather", "reduce-scatter"),
+    "tp-dp": (_REDUCED,),
+    "pp-dp": (_REDUCED,),
+    "fsdp-tp": _SHARDED,
+    "pp-fsdp-tp": _SHARDED,
 }
-"""What each strategy sends in a step besides the activations of tensor and pipeline parallelism;
-`_Traffic` has the size of each."""
+"""What each strategy sends in a step, besides the activations of tensor and pipeline parallelism
+and what nn.DataParallel copies; `_Traffic` has the size of each."""
 
 
 @dataclass(frozen=True)
@@ -230,6 +232,7 @@ def _head(model: Model, training: Training, gpu: Gpu, config: ParallelConfig) ->
 
 
 def _streaming(size: float, gpu: Gpu) -> float:
+    """Seconds to read or write `size` bytes of the GPU's memory."""
     return size / (gpu.bandwidth * _STREAMED)
 
 
@@ -274,16 +277,17 @@ class _Traffic:
             yield self._around(self._tensor())
         if self.config.pipeline > 1:
             yield self._pipeline()
+        if self.config.strategy == "dp":
+            yield self._data_parallel()
+        rings = self._rings()
         for name in COLLECTIVES[self.config.strategy]:
-            if name == "broadcast":
-                yield self._broadcast()
-            elif (ring := self._ring(name)).ranks > 1:
-                yield self._around(ring)
+            if rings[name].ranks > 1:
+                yield self._around(rings[name])
         if self.config.offload:
             yield self._offload()
 
-    def _ring(self, name: str) -> _Ring:
-        """The bytes of each collective.
+    def _rings(self) -> dict[str, _Ring]:
+        """Every collective by its name.
 
         Gradients are averaged after the last micro-batch only, so only its backward pass hides
         them; ZeRO-1 then broadcasts the weights that each rank updated. ZeRO gathers the weights in
@@ -292,42 +296,51 @@ class _Traffic:
         look them up, their gradients back (https://arxiv.org/abs/1906.00091, section 4).
         """
         model, training, config = self.model, self.training, self.config
-        weight, compute = WEIGHT_BYTES[training.precision], COMPUTE_BYTES[training.precision]
+        weight = WEIGHT_BYTES[training.precision]
         stage = next(stages(model, config.pipeline))
         whole = stage.size(model, config.tensor, 1)
         trained = stage.adapters(model, config) if config.lora else whole
         layers = model.layers + 2
+        gathers = 1 if config.strategy in KEPT_GATHERED else 2
+        gathers *= 1 if config.pipeline > 1 else config.micro_batches
+        rows = training.tokens / config.data * model.width * weight
         data = {"ranks": config.data, "stride": config.tensor}
         shards = {"ranks": config.shards, "stride": config.tensor}
-        match name:
-            case "all-reduce":
-                return self._gradients(trained * weight)
-            case "broadcast of shares":
-                return _Ring("weights (broadcast)", trained * weight, overlap=0, **data)
-            case "all-gather":
-                kept = config.strategy in KEPT_GATHERED
-                rounds = (1 if config.pipeline > 1 else config.micro_batches) * (1 if kept else 2)
-                calls = rounds * layers
-                size = whole * compute
-                return _Ring("weights (all-gather)", size, rounds=rounds, calls=calls, **shards)
-            case "reduce-scatter":
-                size = trained * REDUCED_BYTES
-                return _Ring("gradients (reduce-scatter)", size, calls=layers, **shards)
-            case "all-reduce of shards":
-                return _Ring(
-                    "gradients (all-reduce of shards)",
-                    trained * REDUCED_BYTES / config.shards,
-                    ranks=config.data // config.shards,
-                    stride=config.tensor * config.shards,
-                    rounds=2,
-                    calls=layers,
-                )
-            case "all-to-all" | "all-to-all back":
-                rows = training.tokens / config.data * model.width * weight
-                what = "rows" if name == "all-to-all" else "gradients of rows"
-                return _Ring(f"{what} (all-to-all)", rows, overlap=0, **data)
-            case _:
-                raise ValueError(name)
+        replicas = {
+            "ranks": config.data // config.shards,
+            "stride": config.tensor * config.shards,
+        }
+        size, calls = whole * COMPUTE_BYTES[training.precision], gathers * layers
+        rings = (
+            self._gradients(trained * weight),
+            _Ring("weights (broadcast)", trained * weight, overlap=0, **data),
+            _Ring(_SHARDED[0], size, rounds=gathers, calls=calls, **shards),
+            _Ring(_SHARDED[1], trained * REDUCED_BYTES, calls=layers, **shards),
+            _Ring(
+                "gradients (all-reduce of shards)",
+                trained * REDUCED_BYTES / config.shards,
+                rounds=2,
+                calls=layers,
+                **replicas,
+            ),
+            _Ring("rows (all-to-all)", rows, overlap=0, **data),
+            _Ring("gradients of rows (all-to-all)", rows, overlap=0, **data),
+        )
+        return {ring.name: ring for ring in rings}
+
+    def _gradients(self, size: float) -> _Ring:
+        """The all-reduce of replicated gradients, in buckets; by hand one for each tensor."""
+        config, weight = self.config, WEIGHT_BYTES[self.training.precision]
+        overlap = _OVERLAP / config.micro_batches
+        if config.strategy == "sharded-table":
+            size = (self.model.parameters - self.model.embedding.size()) * weight
+            overlap = _OVERLAP
+        calls = math.ceil(size / _BUCKET)
+        if config.strategy == "manual":
+            calls, overlap = sum(1 for _ in self.model.tensors()), 0
+        sent = size / (weight / 2) if config.compress else size
+        data = {"ranks": config.data, "stride": config.tensor}
+        return _Ring(_REDUCED, sent, rounds=2, calls=calls, overlap=overlap, **data)
 
     def _tensor(self) -> _Ring:
         """Two all-gathers and two reduce-scatters of a block's activations in each direction, and
@@ -347,21 +360,6 @@ class _Traffic:
             calls=calls,
             overlap=0,
         )
-
-    def _gradients(self, size: int) -> _Ring:
-        """The all-reduce of replicated gradients."""
-        config, weight = self.config, WEIGHT_BYTES[self.training.precision]
-        sent, overlap = float(size), _OVERLAP / config.micro_batches
-        calls = math.ceil(size / _BUCKET)
-        if config.compress:
-            sent = size / (weight / 2)
-        if config.strategy == "manual":
-            calls, overlap = sum(1 for _ in self.model.tensors()), 0
-        if config.strategy == "sharded-table":
-            sent = (self.model.parameters - self.model.embedding.size()) * weight
-            calls, overlap = math.ceil(sent / _BUCKET), _OVERLAP
-        name, data = "gradients (all-reduce)", {"ranks": config.data, "stride": config.tensor}
-        return _Ring(name, sent, rounds=2, calls=calls, overlap=overlap, **data)
 
     def _around(self, ring: _Ring) -> Transfer:
         """The time of a ring.
@@ -403,7 +401,7 @@ class _Traffic:
         name = "activations (to the next stage)"
         return Transfer(name, sent, seconds, overlap=_OVERLAP, across=across)
 
-    def _broadcast(self) -> Transfer:
+    def _data_parallel(self) -> Transfer:
         """nn.DataParallel broadcasts the weights and sums the gradients in every step, over the
         link of the first GPU
         (https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html).

@@ -142,6 +142,7 @@ _RECOMPUTING: dict[bool | Literal["selective"], dict[str, bool]] = {
     "selective": {"selective": True},
     True: {"checkpointing": True},
 }
+_CHOICES = {None: (False, True), False: (False,), True: (True,)}
 _MAX_MICRO_BATCHES = 64
 """For each stage of a pipeline."""
 _LARGE_TABLE = 0.5
@@ -216,8 +217,8 @@ def _switches(
     Over TCP ddp can send gradients in 16 bits: bf16 if the GPU supports it, which has fp32's range
     (https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html).
     """
-    offload = _choices(training.offload) if degrees.strategy == "zero3" else (False,)
-    lora = _choices(training.lora) if degrees.strategy in _WITH_LORA else (False,)
+    offload = _CHOICES[training.offload] if degrees.strategy == "zero3" else (False,)
+    lora = _CHOICES[training.lora] if degrees.strategy in _WITH_LORA else (False,)
     if training.lora and True not in lora:
         return
     recomputing = tuple(_RECOMPUTING)
@@ -229,10 +230,6 @@ def _switches(
         compress.append("bf16" if cluster.gpu.flops["bf16"] else "fp16")
     for recompute, off, adapters, sent in itertools.product(recomputing, offload, lora, compress):
         yield {**_RECOMPUTING[recompute], "offload": off, "lora": adapters, "compress": sent}
-
-
-def _choices(choice: bool | None) -> tuple[bool, ...]:  # noqa: FBT001 - a three-valued option
-    return (False, True) if choice is None else (choice,)
 
 
 def _divisors(number: int) -> list[int]:

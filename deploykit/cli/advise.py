@@ -12,7 +12,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from deploykit.advise import Advice, Candidate, advise, gpus, inputs, report
+from deploykit.advise import Advice, Candidate, ParallelConfig, advise, gpus, inputs, report
 from deploykit.advise.inputs import AdviseOptions
 from deploykit.cli import output
 from deploykit.job.decode import Help, Quantity, hints, split
@@ -71,9 +71,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _for_the_trainer(advice: Advice) -> Advice:
     """The same question, answered with what the reference trainer can do."""
-    if advice.best is None or report.can_run(advice.best.config):
+    if advice.best is None or _is_of_the_trainer(advice.best.config):
         return advice
-    return advise(advice.model, advice.training, advice.cluster, report.can_run)
+    return advise(advice.model, advice.training, advice.cluster, _is_of_the_trainer)
+
+
+def _is_of_the_trainer(config: ParallelConfig) -> bool:
+    return not report.lacking(config)
 
 
 def _list(*, as_json: bool) -> None:
@@ -152,7 +156,7 @@ def _candidate(each: Candidate, advice: Advice) -> dict[str, Any]:
         "fits": each.fits,
         "verdict": advice.verdict(each),
         "config": dataclasses.asdict(each.config),
-        "bytes": {**dict(report.parts(each.memory)), "total": each.memory.total},
+        "bytes": {**dict(each.memory.parts), "total": each.memory.total},
         "host_bytes": each.memory.host,
         "seconds": {
             "total": each.step.seconds,

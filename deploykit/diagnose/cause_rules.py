@@ -106,10 +106,8 @@ class RuleSet:
     @cached_property
     def uncaught(self) -> int | None:
         """The number of the rule for exceptions that no other rule knows."""
-        numbers = (
-            n for n, cause in enumerate(self.causes) if cause.label == UNCAUGHT and cause.after
-        )
-        return next(numbers, None)
+        rules = enumerate(self.causes)
+        return next((n for n, rule in rules if rule.label == UNCAUGHT and rule.after), None)
 
     @cached_property
     def literals(self) -> list[str]:
@@ -162,28 +160,27 @@ def load(extra: Sequence[Path] = ()) -> RuleSet:
 
 
 def _merged(rule_sets: Sequence[RuleSet]) -> RuleSet:
+    """All rules, and the patterns of [[messages]] with the first rule of their label and meaning.
+
+    Raises UsageError if there is no such rule.
+    """
     causes = [cause for part in rule_sets for cause in part.causes]
-    for part in rule_sets:
-        for message in part.messages:
-            _extend(causes, message)
+    numbers: dict[tuple[str, str], int] = {}
+    for number, cause in enumerate(causes):
+        numbers.setdefault((cause.label, cause.means), number)
+    for label, means, patterns in (message for part in rule_sets for message in part.messages):
+        if (label, means) not in numbers:
+            known = [cause.means for cause in causes if cause.label == label]
+            hint = f"its rules mean: {'; '.join(known)}" if known else None
+            raise UsageError(f"[[messages]]: no rule {label} means {means!r}", hint=hint)
+        number = numbers[label, means]
+        causes[number] = replace(causes[number], match=causes[number].match + patterns)
     return RuleSet(
         tuple(causes),
         tuple(entry for part in rule_sets for entry in part.harmless),
         tuple(pattern for part in rule_sets for pattern in part.mild),
         tuple(pattern for part in rule_sets for pattern in part.success),
     )
-
-
-def _extend(causes: list[CauseRule], message: Messages) -> None:
-    """Add patterns to the first rule with their label and meaning. Raises UsageError."""
-    label, means, patterns = message
-    for number, cause in enumerate(causes):
-        if (cause.label, cause.means) == (label, means):
-            causes[number] = replace(cause, match=cause.match + patterns)
-            return
-    known = [cause.means for cause in causes if cause.label == label]
-    hint = f"its rules mean: {'; '.join(known)}" if known else None
-    raise UsageError(f"[[messages]]: no rule {label} means {means!r}", hint=hint)
 
 
 @cache
@@ -198,30 +195,27 @@ def _read(path: Path) -> RuleSet:
         raise NotFound(f"cannot read the rules {path}: {error.strerror}") from error
     except Malformed as error:
         raise UsageError(f"malformed rules {path}: {error}") from error
-    harmless = [
-        HarmlessRule(_patterns(entry, "match", path), int(entry.get("spans", 0)))
-        for entry in _tables(tree, "harmless", path)
-    ]
+    tables = {name: _tables(tree, name, path) for name in _KEYS}
+    mild, success = (
+        tuple(pattern for entry in tables[name] for pattern in _patterns(entry, "match", path))
+        for name in ("mild", "success")
+    )
     return RuleSet(
-        tuple(_cause(entry, path) for entry in _tables(tree, "cause", path)),
-        tuple(harmless),
-        tuple(_lines(tree, "mild", path)),
-        tuple(_lines(tree, "success", path)),
-        tuple(_messages(tree, path)),
+        tuple(_cause(entry, path) for entry in tables["cause"]),
+        tuple(
+            HarmlessRule(_patterns(entry, "match", path), int(entry.get("spans", 0)))
+            for entry in tables["harmless"]
+        ),
+        mild,
+        success,
+        tuple(_messages(tables["messages"], path)),
     )
 
 
-def _messages(tree: dict[str, Any], path: Path) -> Iterator[Messages]:
-    """All [[messages]] tables."""
-    for entry in _tables(tree, "messages", path):
+def _messages(tables: list[dict[str, Any]], path: Path) -> Iterator[Messages]:
+    for entry in tables:
         _require(entry, ("label", "means", "match"), path)
         yield entry["label"], entry["means"], _patterns(entry, "match", path)
-
-
-def _lines(tree: dict[str, Any], name: str, path: Path) -> Iterator[LinePattern]:
-    """The patterns of all [[name]] tables."""
-    for entry in _tables(tree, name, path):
-        yield from _patterns(entry, "match", path)
 
 
 def _tables(tree: dict[str, Any], name: str, path: Path) -> list[dict[str, Any]]:
@@ -269,7 +263,13 @@ def _cause(entry: dict[str, Any], path: Path) -> CauseRule:
         until=_regex(entry["until"], path) if "until" in entry else None,
         startup=int(entry.get("startup", 0)),
     )
-    _check_placeholders(rule, path)
+    known = {name for pattern in rule.match for name in pattern.regex.groupindex}
+    known |= {*placeholders.OF_RUN, *placeholders.OF_LINE}
+    if unknown := sorted(placeholders.names(rule.fix) - known):
+        raise UsageError(
+            f"{path}: unknown placeholder {unknown[0]!r} in the fix of {rule.label}",
+            hint=f"known placeholders: {', '.join(sorted(known))}",
+        )
     return rule
 
 
@@ -279,38 +279,24 @@ def _require(entry: dict[str, Any], keys: Sequence[str], path: Path) -> None:
         raise UsageError(f"{path}: {name}: {', '.join(missing)} is required")
 
 
-def _check_placeholders(rule: CauseRule, path: Path) -> None:
-    """A fix may use named groups of the rule's patterns, and values of runs and lines."""
-    known = {name for pattern in rule.match for name in pattern.regex.groupindex}
-    known |= {*placeholders.OF_RUN, *placeholders.OF_LINE}
-    if unknown := sorted(placeholders.names(rule.fix) - known):
-        hint = f"known placeholders: {', '.join(sorted(known))}"
-        message = f"{path}: unknown placeholder {unknown[0]!r} in the fix of {rule.label}"
-        raise UsageError(message, hint=hint)
-
-
 def _patterns(entry: dict[str, Any], key: str, path: Path) -> Patterns:
+    """Patterns, each of which is looked up by its own text, or else by the rule's literals."""
     value = entry.get(key, ())
-    regexes = [value] if isinstance(value, str) else list(value)
-    shared = tuple(entry.get("literals", ()))
-    own = {one["match"]: tuple(one["literals"]) for one in regexes if isinstance(one, dict)}
-    names = [one["match"] if isinstance(one, dict) else one for one in regexes]
-    return tuple(_pattern(regex, own.get(regex, shared), path) for regex in names)
-
-
-def _pattern(regex: str, literals: tuple[str, ...], path: Path) -> LinePattern:
-    """A pattern that is looked up by its own text, or else by the literals of its rule."""
-    compiled = _regex(regex, path)
-    text = fixed_text(regex)
-    if text == regex or (not literals and len(text) >= _TELLING):
-        literals = (text,)
-    if min(map(len, literals), default=0) < SHORTEST:
-        hint = (
-            f"add `literals`: fixed texts of at least {SHORTEST} characters; "
-            "each matching line must contain one of them"
-        )
-        raise UsageError(f"{path}: {regex!r} has no fixed text to search for", hint=hint)
-    return LinePattern(literals, compiled)
+    patterns = []
+    for one in [value] if isinstance(value, str) else value:
+        regex = one["match"] if isinstance(one, dict) else one
+        literals = tuple((one if isinstance(one, dict) else entry).get("literals", ()))
+        text = fixed_text(regex)
+        if text == regex or (not literals and len(text) >= _TELLING):
+            literals = (text,)
+        if min(map(len, literals), default=0) < SHORTEST:
+            hint = (
+                f"add `literals`: fixed texts of at least {SHORTEST} characters; "
+                "each matching line must contain one of them"
+            )
+            raise UsageError(f"{path}: {regex!r} has no fixed text to search for", hint=hint)
+        patterns.append(LinePattern(literals, _regex(regex, path)))
+    return tuple(patterns)
 
 
 def _regex(regex: str, path: Path) -> re.Pattern[str]:

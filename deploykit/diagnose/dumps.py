@@ -27,16 +27,17 @@ _RANKS = re.compile(r"\[(\d{1,9}(, ?\d{1,9})*)?\]")
 _MAX_QUOTED = 60
 """Characters of a malformed string that a message quotes."""
 _VERSION = re.compile(r"\d+\.\d+")
-_FIELDS: dict[str, tuple[type, ...]] = {
-    "record_id": (int,),
-    "collective_seq_id": (int,),
-    "p2p_seq_id": (int,),
-    "op_id": (int,),
-    "is_p2p": (bool,),
-    "profiling_name": (str,),
-    "state": (str,),
-    "time_created_ns": (int,),
+_FIELDS: dict[str, type] = {
+    "record_id": int,
+    "collective_seq_id": int,
+    "p2p_seq_id": int,
+    "op_id": int,
+    "is_p2p": bool,
+    "profiling_name": str,
+    "state": str,
+    "time_created_ns": int,
 }
+_FRAME = {"name": str, "filename": str, "line": int}
 """Fields that PyTorch's analyzer requires of a record, apart from the lists:
 https://github.com/pytorch/pytorch/tree/main/torch/distributed/flight_recorder"""
 _LISTS = ("input_sizes", "output_sizes", "input_dtypes", "output_dtypes")
@@ -77,8 +78,8 @@ def read(path: Path) -> Dump:
     """Read a dump, whose name ends with its rank. Raises NotADump."""
     try:
         return _dump(path)
-    except (NotADump, OSError, LookupError, TypeError, ValueError) as error:
-        reason = error if isinstance(error, NotADump) else repr(error)
+    except Exception as error:  # noqa: BLE001 - malformed bytes raise any
+        reason = error if isinstance(error, NotADump) else f"it is malformed ({error!r})"
         raise NotADump(
             f"{path} is not a valid dump of PyTorch's flight recorder: {reason}",
             hint="dumps are named after their rank, such as fr_0 or nccl_trace_rank_0; do not "
@@ -90,24 +91,14 @@ def _dump(path: Path) -> Dump:
     rank = _NUMBER.search(path.name)
     if rank is None:
         raise NotADump("its name does not end with a rank number")
-    tree = _load(path)
+    if path.stat().st_size > _MAX_SIZE:
+        raise NotADump(f"it is larger than {_MAX_SIZE >> 20} MiB")
+    tree = _checked(_PlainUnpickler(io.BytesIO(path.read_bytes())).load(), dict)
     version = _checked(tree["version"], str)
     if not _VERSION.fullmatch(version):
         raise NotADump(f"{version!r} is not a version")
     entries = tuple(_entry(entry) for entry in _list(tree["entries"]))
     return Dump(path, int(rank[1]), version, entries, _groups(tree["pg_config"], entries))
-
-
-def _load(path: Path) -> dict[str, Any]:
-    if path.stat().st_size > _MAX_SIZE:
-        raise NotADump(f"it is larger than {_MAX_SIZE >> 20} MiB")
-    try:
-        tree = _PlainUnpickler(io.BytesIO(path.read_bytes())).load()
-    except NotADump:
-        raise
-    except Exception as error:  # noqa: BLE001 - malformed bytes raise any exception
-        raise NotADump(f"it is malformed ({error})") from None
-    return dict(_checked(tree, dict))
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -132,10 +123,13 @@ def _list(value: Any) -> list[Any]:
 def _entry(raw: Any) -> dict[str, Any]:
     """A record with its known fields, each checked for its type."""
     _checked(raw, dict)
-    entry = {name: _checked(raw[name], *kinds) for name, kinds in _FIELDS.items()}
+    entry = {name: _checked(raw[name], kind) for name, kind in _FIELDS.items()}
     entry |= {name: [_scalar(item) for item in _list(raw[name])] for name in _LISTS}
     name, description = (_checked(part, str) for part in _list(raw["process_group"]))
-    frames = [_frame(frame) for frame in _list(raw.get("frames", []))]
+    frames = [
+        {name: _checked(frame[name], kind) for name, kind in _FRAME.items()}
+        for frame in _list(raw.get("frames", []))
+    ]
     return {**entry, "process_group": (name, description), "frames": frames}
 
 
@@ -146,26 +140,20 @@ def _scalar(item: Any) -> Any:
     return [_checked(size, int) for size in _list(item)]
 
 
-def _frame(raw: Any) -> dict[str, Any]:
-    kinds = {"name": str, "filename": str, "line": int}
-    return {name: _checked(raw[name], kind) for name, kind in kinds.items()}
-
-
 def _groups(raw: Any, entries: Iterable[dict[str, Any]]) -> dict[str, dict[str, str]]:
     """Name, description and ranks of each process group.
 
     Gloo (torch 2.13) leaves the name of the default group empty here, but not in its records.
     """
-    groups = {name: _group(name, group) for name, group in _checked(raw, dict).items()}
+    groups = {}
+    for name, group in _checked(raw, dict).items():
+        ranks = _checked(group["ranks"], str)
+        if not _RANKS.fullmatch(ranks):  # PyTorch's analyzer passes it to eval()
+            raise NotADump(f"it contains the ranks {ranks[:_MAX_QUOTED]!r}")
+        described = {"name": _checked(name, str), "desc": _checked(group["desc"], str)}
+        groups[name] = {**described, "ranks": ranks}
     nameless = groups.pop("", None)
     if nameless:
         for name, description in sorted({entry["process_group"] for entry in entries}):
             groups.setdefault(name, {**nameless, "name": name, "desc": description})
     return groups
-
-
-def _group(name: Any, raw: Any) -> dict[str, str]:
-    ranks = _checked(raw["ranks"], str)
-    if not _RANKS.fullmatch(ranks):
-        raise NotADump(f"it contains the ranks {ranks[:_MAX_QUOTED]!r}")
-    return {"name": _checked(name, str), "desc": _checked(raw["desc"], str), "ranks": ranks}

@@ -80,7 +80,9 @@ def ends_in_error(path: Path, rules: RuleSet) -> bool:
     raw = (line.rpartition("\r")[2] for line in _end(path))
     lines = [line for line in raw if not _IDLE.match(log_prefixes.bare(line))]
     last = log_prefixes.bare(lines[-1])[:_WIDEST] if lines else ""
-    if _ends_in_traceback(lines) or _ends_in_box(last, lines):
+    if last.startswith("│") and any("❱" in line for line in lines):
+        return True  # the box that rich draws around a traceback does not close
+    if _ends_in_traceback(lines):
         return True
     return _SEVERE.match(last) is not None and not rules.is_excused(last)
 
@@ -94,11 +96,6 @@ def _ends_in_traceback(lines: Sequence[str]) -> bool:
     for line in lines[starts[-1] :] if starts else ():
         tracebacks.read(line)
     return tracebacks.unfinished
-
-
-def _ends_in_box(last: str, lines: Sequence[str]) -> bool:
-    """Whether the box that rich draws around a traceback, before the exception, does not close."""
-    return last.startswith("│") and any("❱" in line for line in lines)
 
 
 def _of_ranks(lines: Iterable[str]) -> Iterator[tuple[int | None, str]]:

@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,30 +58,18 @@ def divergences(recorded: Sequence[Dump]) -> list[Divergence]:
 
     Raises BackendUnavailable if PyTorch's analyzer is not installed or fails.
     """
-    missing = _ranks_without_dump(recorded)
-    if missing:
-        return [_incomplete(recorded, missing)]
+    groups = [group for dump in recorded for group in dump.groups.values()]
+    wanted = {rank for group in groups for rank in _numbers(group["ranks"])}
+    if missing := sorted(wanted - {dump.rank for dump in recorded}):  # then it cannot decide
+        ranks = ", ".join(f"rank {rank}" for rank in missing[:_NAMED])
+        last = "; ".join(f"rank {dump.rank} {_last(dump)}" for dump in recorded[:_NAMED])
+        text = f"no dump of {ranks}, which exited early or hung; {last}"
+        return [Divergence(recorded[0].path, _record(recorded[0]), missing[0], text)]
     return list(_reported(recorded, _analyzed(recorded)))
 
 
 def _analyzed(read: Sequence[Dump]) -> str:
     """The analyzer's report. It reads what was decoded here, never the files themselves."""
-    with tempfile.TemporaryDirectory(prefix="deploykit-") as folder:
-        for dump in read:
-            Path(folder, f"{dumps.PREFIX}{dump.rank}").write_bytes(dump.pickled())
-        argv = [_program(), folder, "--prefix", dumps.PREFIX]
-        done = shell.run(argv, timeout=_TIMEOUT)
-    if done.code:
-        last = (done.err.strip().splitlines() or ["no output"])[-1]
-        raise BackendUnavailable(
-            f"PyTorch's analyzer failed to read the dumps: {last}",
-            hint="check that all are from one run and one version of PyTorch",
-        )
-    return done.err
-
-
-def _program() -> str:
-    """The analyzer beside this Python, or on PATH."""
     search_path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     program = shutil.which(_PROGRAM, path=search_path)
     if program is None:
@@ -89,22 +77,17 @@ def _program() -> str:
             f"{_PROGRAM} is required to read dumps, but PyTorch is not installed here",
             hint="run `deploykit diagnose` where PyTorch is installed, for example on the cluster",
         )
-    return program
-
-
-def _ranks_without_dump(read: Sequence[Dump]) -> list[int]:
-    """Ranks of a process group without a dump."""
-    groups = [group for dump in read for group in dump.groups.values()]
-    wanted = {rank for group in groups for rank in _numbers(group["ranks"])}
-    return sorted(wanted - {dump.rank for dump in read})
-
-
-def _incomplete(read: Sequence[Dump], missing: Sequence[int]) -> Divergence:
-    """A missing dump: the analyzer cannot decide then."""
-    ranks = ", ".join(f"rank {rank}" for rank in missing[:_NAMED])
-    last = "; ".join(f"rank {dump.rank} {_last(dump)}" for dump in read[:_NAMED])
-    text = f"no dump of {ranks}, which exited early or hung; {last}"
-    return Divergence(read[0].path, _record(read[0]), missing[0], text)
+    with tempfile.TemporaryDirectory(prefix="deploykit-") as folder:
+        for dump in read:
+            Path(folder, f"{dumps.PREFIX}{dump.rank}").write_bytes(dump.pickled())
+        done = shell.run([program, folder, "--prefix", dumps.PREFIX], timeout=_TIMEOUT)
+    if done.code:
+        last = (done.err.strip().splitlines() or ["no output"])[-1]
+        raise BackendUnavailable(
+            f"PyTorch's analyzer failed to read the dumps: {last}",
+            hint="check that all are from one run and one version of PyTorch",
+        )
+    return done.err
 
 
 def _reported(read: Sequence[Dump], output: str) -> Iterator[Divergence]:
@@ -122,15 +105,17 @@ def _reported(read: Sequence[Dump], output: str) -> Iterator[Divergence]:
             hint=f"read it yourself: {_PROGRAM} FOLDER --prefix {dumps.PREFIX}",
         )
     calls = {dump.rank: _call(dump, group[1], int(number[1])) for dump in read}
-    missing = _MISSING.search(report)
-    deviant = _numbers(missing[1]) if missing else _minority(_culprits(report), calls)
+    if missing := _MISSING.search(report):
+        deviant = _numbers(missing[1])
+    else:  # the analyzer blames all that differ from the first rank, which may be the culprit
+        culprits = {int(rank) for rank in _CULPRIT.findall(report)}
+        deviant = min(culprits, set(calls) - culprits, key=len)
     usual = next((call for rank, call in calls.items() if call and rank not in deviant), None)
     for dump in read:
         if usual and dump.rank in deviant:
             call = calls[dump.rank]
-            yield Divergence(
-                dump.path, _record(dump, call), dump.rank, _sentence(dump, call, usual)
-            )
+            text = _sentence(dump, call, usual)
+            yield Divergence(dump.path, _record(dump, call), dump.rank, text)
 
 
 def _sentence(dump: Dump, call: _Call | None, usual: _Call) -> str:
@@ -147,16 +132,6 @@ def _sentence(dump: Dump, call: _Call | None, usual: _Call) -> str:
 
 def _numbers(text: str) -> set[int]:
     return {int(number) for number in re.findall(r"\d{1,18}", text)}
-
-
-def _culprits(report: str) -> set[int]:
-    return {int(rank) for rank in _CULPRIT.findall(report)}
-
-
-def _minority(culprits: set[int], calls: Mapping[int, object]) -> set[int]:
-    """The analyzer blames all that differ from the first rank, which may itself be the culprit."""
-    others = set(calls) - culprits
-    return culprits if len(culprits) <= len(others) else others
 
 
 def _call(dump: Dump, group: str, number: int) -> _Call | None:

@@ -15,10 +15,15 @@ from deploykit.job.model import LogLine
 from deploykit.lib import render
 from deploykit.lib.finding import Finding
 
-_CHOSEN = re.compile(r"network: (\S+) \((\S+)\) is the route to another node \((\S+)\)")
-_USERS = re.compile(r"network: (\S+=\S+(?: \S+=\S+)*), as you chose")
-_NONE = re.compile(r"network: no interface is set, since (.+)")
-_INTERFACES = re.compile(r"interfaces: (.+)")
+_NETWORK = {
+    re.compile(r"network: (\S+) \((\S+)\) is the route to another node \((\S+)\)"): (
+        *("interface", "address", "peer"),
+    ),
+    re.compile(r"network: (\S+=\S+(?: \S+=\S+)*), as you chose"): ("users",),
+    re.compile(r"network: no interface is set, since (.+)"): ("problem",),
+    re.compile(r"interfaces: (.+)"): ("interfaces",),
+}
+"""Lines of a launcher, and what of a node they tell."""
 _MEETING = re.compile(r"node \d+ of \d+ \(.+?\): rendezvous at (\S+) port (\d+)")
 _EXCLUDED = ("lo", "docker", "veth", "br-", "virbr", "cni")
 """Beginnings of the names of interfaces that lead to no other node."""
@@ -144,20 +149,11 @@ def read_nodes(context: GuideContext, lines: Iterable[LogLine]) -> None:
         if match := _MEETING.search(line.text):
             context.host, context.port = match[1], match[2]
         elif "network: " in line.text or "interfaces: " in line.text:
-            number = line.node or 0
-            _read(by_node.setdefault(number, NodeNetwork(number)), line.text)
+            node = by_node.setdefault(line.node or 0, NodeNetwork(line.node or 0))
+            for pattern, names in _NETWORK.items():
+                if match := pattern.search(line.text):
+                    vars(node).update(zip(names, match.groups(), strict=True))
     context.nodes = [by_node[number] for number in sorted(by_node)]
-
-
-def _read(node: NodeNetwork, text: str) -> None:
-    if match := _INTERFACES.search(text):
-        node.interfaces = match[1]
-    if match := _CHOSEN.search(text):
-        node.interface, node.address, node.peer = match.groups()
-    if match := _USERS.search(text):
-        node.users = match[1]
-    if match := _NONE.search(text):
-        node.problem = match[1]
 
 
 def page(name: str, context: GuideContext) -> str:

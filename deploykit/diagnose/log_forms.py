@@ -126,11 +126,8 @@ def _records(source: io.BufferedIOBase) -> Iterator[bytes]:
         elif '"' not in text or not text.lstrip().startswith(('"', "{", "[")):
             yield raw if raw.strip(b"{}[], \r\n") else b""
         else:  # a part of a long line
-            yield from (line for match in _PRETTY.finditer(text) for line in _found(match))
-
-
-def _found(match: re.Match[str]) -> Iterator[bytes]:
-    yield from _lines("", _loaded(match[2]))
+            for match in _PRETTY.finditer(text):
+                yield from _lines("", _loaded(match[2]))
 
 
 def _loaded(text: str) -> Any:

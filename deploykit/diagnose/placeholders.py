@@ -44,7 +44,9 @@ def render(text: str, values: Mapping[str, str]) -> str:
 
     A line with a placeholder that has neither value nor default is left out.
     """
-    safe = {name: value for name, value in values.items() if _is_safe(name, value)}
+    words = {name: value for name, value in values.items() if name != AGAIN}
+    words |= {AGAIN: values[AGAIN].removeprefix("rerun ")} if AGAIN in values else {}
+    safe = {name: values[name] for name, word in words.items() if _SAFE.fullmatch(word)}
     kept = (
         line
         for line in text.splitlines()
@@ -52,8 +54,3 @@ def render(text: str, values: Mapping[str, str]) -> str:
     )
     whole = "\n".join(kept).strip()
     return _PLACEHOLDER.sub(lambda match: safe.get(match[1], match[2]), whole)
-
-
-def _is_safe(name: str, value: str) -> bool:
-    word = value.removeprefix("rerun ") if name == AGAIN else value
-    return _SAFE.fullmatch(word) is not None

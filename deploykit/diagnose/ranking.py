@@ -159,9 +159,10 @@ class Diagnosis:
             if key in self._idle:
                 continue
             candidates, hits = self._rules.index.find(text)
-            if (spans := self._harmless(hits)) is not None:
-                log.skip_until = max(log.skip_until, line.number + spans)
-            if spans is not None or skipped:
+            harmless = [self._rules.harmless[n] for part, n in hits if part == "harmless"]
+            for rule in harmless:
+                log.skip_until = max(log.skip_until, line.number + rule.spans)
+            if harmless or skipped:
                 continue
             kinds = self._record(log, line, piece, hits)
             if not kinds and line.number == log.exception:
@@ -185,12 +186,6 @@ class Diagnosis:
             hits = self._rules.index.match(text, candidates)
             self._record(log, line, scan.start(line.text), hits)
 
-    def _harmless(self, hits: _Hits) -> int | None:
-        """The number of lines to skip after a harmless line; None if the line is not harmless."""
-        return max(
-            (self._rules.harmless[n].spans for part, n in hits if part == "harmless"), default=None
-        )
-
     def _record(self, log: _Log, line: Line, raw: str, hits: _Hits) -> set[str]:
         """Record the line as evidence of the causes that it proves; return their kinds."""
         for part, number in hits:
@@ -198,8 +193,10 @@ class Diagnosis:
                 log.after[number] = line.number
             elif part == "unless":
                 self._ruled_out.add(number)
-            elif part == "success":
-                self._recovered(log)
+            elif part == "success":  # earlier failures of the log no longer count
+                for cause in self._causes.values():
+                    cause.firm.discard(log.number)
+                log.kinds.clear()
         matched = list(self._matching_rules(log, line, raw, hits))
         for number in matched:
             rule = self._rules.causes[number]
@@ -222,12 +219,6 @@ class Diagnosis:
                 self._causes[number].firm.discard(log.number)
                 del log.watched[number]
                 log.counted.pop(number, None)
-
-    def _recovered(self, log: _Log) -> None:
-        """The log reports success: its earlier failures no longer count."""
-        for cause in self._causes.values():
-            cause.firm.discard(log.number)
-        log.kinds.clear()
 
     def _matching_rules(self, log: _Log, line: Line, raw: str, hits: _Hits) -> Iterator[int]:
         """The first rule that matches, and the next ones while `unless` may rule it out.
@@ -303,13 +294,15 @@ class Diagnosis:
             if index not in self._ruled_out and first not in proved and not is_overcome(cause):
                 kept[index] = cause
                 proved.add(first)
-        firm = [cause for cause in kept.values() if cause.firm]
         for kind in KINDS:
-            chosen = [cause for cause in firm if cause.rule.kind == kind]
+            chosen = [one for one in kept.values() if one.firm and one.rule.kind == kind]
             if chosen:
                 chosen = _with_precursors(chosen, kept.values())
                 rest = [cause for cause in kept.values() if cause not in chosen]
-                return [self._finish(cause, rest) for cause in _one_per_label(chosen)]
+                by_label: dict[str, Cause] = {}
+                for cause in chosen:
+                    by_label.setdefault(cause.rule.label, cause)
+                return [self._finish(cause, rest) for cause in by_label.values()]
         return []
 
     def _finish(self, cause: Cause, rest: Iterable[Cause]) -> Cause:
@@ -331,8 +324,8 @@ class Diagnosis:
         ranks = [evidence.rank for evidence in cause.evidence]
         seen = self._root if self.first is None else self.first
         first = cause.rule.kind == "symptom" or seen in ranks
-        ranks.insert(0 if first else len(ranks), seen)
-        return next((rank for rank in ranks if rank is not None), None)
+        candidates = [seen, *ranks] if first else [*ranks, seen]
+        return next((rank for rank in candidates if rank is not None), None)
 
 
 def _shown(rule: CauseRule, raw: str) -> str:
@@ -348,26 +341,17 @@ def _shown(rule: CauseRule, raw: str) -> str:
 
 
 def _with_precursors(chosen: list[Cause], kept: Iterable[Cause]) -> list[Cause]:
-    """The chosen causes, preceded by those that they yield to and that were seen earlier."""
-    ahead = [
-        early
-        for early in kept
-        if any(_yields(late.rule, early) and early.order < late.order for late in chosen)
-    ]
+    """The chosen causes, preceded by those that they yield to and that were seen earlier.
+
+    Some yield to a warning, too.
+    """
+    ahead = []
+    for early in kept:
+        later = (late.rule for late in chosen if early.order < late.order)
+        labels = (rule.warned_by + (rule.yields if early.firm else ()) for rule in later)
+        if any(early.rule.label in each for each in labels):
+            ahead.append(early)
     return [*ahead, *(cause for cause in chosen if cause not in ahead)]
-
-
-def _yields(rule: CauseRule, early: Cause) -> bool:
-    """Whether a cause comes before one of this rule; of some even a warning does."""
-    return early.rule.label in (*rule.warned_by, *(rule.yields if early.firm else ()))
-
-
-def _one_per_label(causes: list[Cause]) -> list[Cause]:
-    """The first cause of each label."""
-    by_label: dict[str, Cause] = {}
-    for cause in causes:
-        by_label.setdefault(cause.rule.label, cause)
-    return list(by_label.values())
 
 
 def _kind(raw: RawLine) -> bytes:

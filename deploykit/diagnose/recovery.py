@@ -83,16 +83,23 @@ def is_overcome(cause: Cause, last: Mapping[str, int], paths: Mapping[str, Path]
         return True
     after = cause.rule.startup
     rest = enumerate(_after(paths[name], line)) if after else ()
-    if any(number >= after or _runs(piece) for number, piece in rest):
-        return True
+    for number, piece in rest:
+        if number >= after or _BAR.search(piece) or _RAISED.match(piece):
+            return True
     return cause.rule.steps > 0 and _goes_on(paths[name], last[name], cause.rule)
 
 
 def _begins_again(path: Path, line: int) -> bool:
-    """Whether a log begins once more after a line: another run was appended to it."""
-    beginning = _beginning(path)
+    """Whether a log begins once more after a line: another run was appended to it.
+
+    The beginning is that of the log with any numbers, unless that does not tell a run's beginning.
+    """
+    lines = list(islice(_texts(path, 0), _BEGINNING))
+    if len(set(lines)) < _BEGINNING or any(map(_FAILURE.search, lines)):
+        return False
+    beginning = [re.compile(re.sub(rb"\d+", rb"\\d+", re.escape(text))) for text in lines]
     seen = 0
-    for text in _texts(path, line) if beginning else ():
+    for text in _texts(path, line):
         if not beginning[seen].fullmatch(text):
             seen = 0
         seen += bool(beginning[seen].fullmatch(text))
@@ -101,35 +108,31 @@ def _begins_again(path: Path, line: int) -> bool:
     return False
 
 
-def _beginning(path: Path) -> list[re.Pattern[bytes]]:
-    """The first lines of a log with any numbers; none where they do not tell a run's beginning."""
-    lines = list(islice(_texts(path, 0), _BEGINNING))
-    if len(set(lines)) < _BEGINNING or any(map(_FAILURE.search, lines)):
-        return []
-    return [re.compile(re.sub(rb"\d+", rb"\\d+", re.escape(text))) for text in lines]
-
-
 def _texts(path: Path, line: int) -> Iterator[bytes]:
     return filter(None, map(bytes.strip, _after(path, line)))
-
-
-def _runs(line: bytes) -> bool:
-    return bool(_BAR.search(line) or _RAISED.match(line))
 
 
 def _goes_on(path: Path, line: int, rule: CauseRule) -> bool:
     """Whether a training prints steps in a log after a line, or one and a sign that all are done.
 
-    As good are a progress bar that moves on and lines of many kinds, unless `until` must match.
+    As good are a progress bar that moves on and, soon, lines of many kinds, unless `until` must
+    match. Lines are of a kind if they differ in numbers only, or belong to the line before.
     """
     seen: set[bytes] = set()
-    kinds = _Kinds()
-    bars = _Bars(rule.steps * _MOVES)
+    kinds: set[bytes] = set()
+    bars: dict[bytes, tuple[int, int]] = {}
     for number, text in enumerate(_after(path, line)):
-        if rule.until is None and (
-            (b"%|" in text and bars.advance(text)) or (number < _SOON and kinds.add(text) == _KINDS)
-        ):
-            return True
+        if rule.until is None:
+            if b"%|" in text and _advances(bars, text, rule.steps * _MOVES):
+                return True
+            if number < _SOON:
+                kind = text.translate(None, _HEX)
+                if kind not in kinds and _FAILURE.search(text):
+                    kinds.clear()
+                elif not _INDENTED.match(text):
+                    kinds.add(kind)
+                if len(kinds) == _KINDS:
+                    return True
         says_so = _is_step(text, rule.until) or (seen and _DONE.search(text))
         if says_so and not _NO_STEP.search(text):
             seen.add(text)
@@ -138,41 +141,20 @@ def _goes_on(path: Path, line: int, rule: CauseRule) -> bool:
     return False
 
 
-class _Kinds:
-    """Lines in a row that differ in more than numbers, and do not speak of a failure."""
+def _advances(bars: dict[bytes, tuple[int, int]], text: bytes, enough: int) -> bool:
+    """Whether a progress bar has moved on often enough, with those of a line.
 
-    def __init__(self) -> None:
-        self._seen: set[bytes] = set()
-
-    def add(self, text: bytes) -> int:
-        """Add a line, unless it belongs to the one before it; how many there are."""
-        kind = text.translate(None, _HEX)
-        if kind not in self._seen and _FAILURE.search(text):
-            self._seen.clear()
-        elif not _INDENTED.match(text):
-            self._seen.add(kind)
-        return len(self._seen)
-
-
-class _Bars:
-    """How far progress bars have come, by what is to do in all."""
-
-    def __init__(self, enough: int) -> None:
-        self._enough = enough
-        self._bars: dict[bytes, tuple[int, int]] = {}
-        """How much is done, and how often that was more than before."""
-
-    def advance(self, text: bytes) -> bool:
-        """Whether one has moved on often enough, with those of a line."""
-        for reached, total in _BAR.findall(text):
-            if len(self._bars) > _MANY:
-                self._bars.clear()
-            now = int(reached)
-            before, moves = self._bars.get(total, (now, 0))
-            self._bars[total] = now, moves + (now > before)
-            if self._bars[total][1] >= self._enough:
-                return True
-        return False
+    `bars`: by what is to do in all, how much is done and how often that was more than before.
+    """
+    for reached, total in _BAR.findall(text):
+        if len(bars) > _MANY:
+            bars.clear()
+        now = int(reached)
+        before, moves = bars.get(total, (now, 0))
+        bars[total] = now, moves + (now > before)
+        if bars[total][1] >= enough:
+            return True
+    return False
 
 
 def _is_step(text: bytes, until: re.Pattern[str] | None) -> bool:

@@ -109,18 +109,14 @@ def _has_long_line(path: Path) -> bool:
 
     Every line of twice that length holds a piece that begins at a multiple of it.
     """
-    if not path.is_file() or (size := path.stat().st_size) <= _TOO_LONG:
-        return False
+    size = path.stat().st_size
     with path.open("rb", buffering=0) as source:
-        return any(_is_long_at(source, at) for at in range(0, size - _TOO_LONG, _TOO_LONG))
-
-
-def _is_long_at(source: io.FileIO, at: int) -> bool:
-    source.seek(at)
-    for start in range(0, _TOO_LONG, _STEP):
-        if b"\n" in source.read(_STEP if start else _FIRST):
-            return False
-    return True
+        for at in range(0, size - _TOO_LONG, _TOO_LONG):
+            source.seek(at)
+            sizes = (_FIRST, *[_STEP] * (_TOO_LONG // _STEP))
+            if not any(b"\n" in source.read(each) for each in sizes):
+                return True
+    return False
 
 
 @cache

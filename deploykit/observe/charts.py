@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from deploykit.lib import render
-from deploykit.observe.metrics.series import Series
+from deploykit.observe.metrics.series import Pair, Series, ends
 
 
 class _Box(NamedTuple):
@@ -46,12 +47,12 @@ class Curve:
     label: str
     points: Sequence[tuple[float, float]]
 
-    def finite(self) -> list[tuple[float, float]]:
+    def finite(self) -> list[Pair]:
         """The points that can be drawn."""
         return [point for point in self.points if _is_drawn(point)]
 
 
-def _is_drawn(point: tuple[float, float]) -> bool:
+def _is_drawn(point: Pair) -> bool:
     return all(abs(value) < _MAX_DRAWN for value in point)  # false for NaN, too
 
 
@@ -158,18 +159,14 @@ def _marks(marks: Sequence[tuple[float, str]], across: Scale) -> Iterator[dict[s
             yield {"x": round(across(x), 1), "label": label, "label_x": label_x}
 
 
-def thin(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
+def thin(points: Sequence[Pair], most: int) -> list[Pair]:
     """At most about `most` points with the same look: the least and greatest of each part."""
     if len(points) <= most:
         return list(points)
     size = math.ceil(len(points) / max(1, most // 2))
-    kept = []
-    for start in range(0, len(points), size):
-        part = [point for point in points[start : start + size] if math.isfinite(point[1])]
-        if part:
-            ends = {min(part, key=lambda p: p[1]), max(part, key=lambda p: p[1])}
-            kept += sorted(ends)
-    return [*kept, points[-1]] if kept and kept[-1] != points[-1] else kept
+    parts = (ends(points[start : start + size]) for start in range(0, len(points), size))
+    kept = [point for part in parts for point in part]
+    return kept if kept[-1] == points[-1] else [*kept, points[-1]]
 
 
 def ticks(low: float, high: float, *, logarithmic: bool = False) -> list[float]:
@@ -226,52 +223,31 @@ class RunCurves(NamedTuple):
     """By step."""
 
 
-class _MetricCurve(NamedTuple):
-    group: str
-    axis: str
-    curve: Curve
-
-
 def charts_of(runs: Sequence[RunCurves]) -> list[Chart]:
     """The charts of one run, or of several, whose lines lie over each other metric by metric."""
-    by_chart: dict[tuple[str, str], list[Curve]] = {}
+    several = len(runs) > 1
+    order = [name for name, _ in _GROUPS]
+    by_chart: dict[tuple[int, bool, str, str], list[Curve]] = {}
     for one in runs:
-        for line in _curves_of(one, several=len(runs) > 1):
-            by_chart.setdefault((line.group, line.axis), []).append(line.curve)
-    order = {name: position for position, (name, _) in enumerate(_GROUPS)}
-    position = lambda key: (order.get(key[0].partition(":")[0], len(order)), key[1] != "step")  # noqa: E731
-    keys = sorted(by_chart, key=position)
-    chosen = [(key, by_chart[key][:COLORS]) for key in keys][:_MAX_CHARTS]
-    count = sum(len(curves) for _, curves in chosen)
+        for name, series in one.metrics.items():
+            pairs = sorted(series.curve.pairs())
+            if len(pairs) < 2:  # noqa: PLR2004 - a point is no line
+                continue
+            group = next((group for group, names in _GROUPS if names.fullmatch(name)), "")
+            place = order.index(group) if group else len(order)
+            title = name if several or group in _APART or not group else group
+            key = place, series.axis != "step", title, series.axis
+            by_chart.setdefault(key, []).append(Curve(one.run if several else name, pairs))
+    keys = sorted(by_chart, key=itemgetter(0, 1))[:_MAX_CHARTS]
+    count = sum(min(len(by_chart[key]), COLORS) for key in keys)
     most = max(20, min(MAX_POINTS, _CURVES_BYTES // _POINT_BYTES // max(1, count)))
-    marks = list(runs[0].restarts) if len(runs) == 1 else []
-    return [_chart(key, curves, most, marks) for key, curves in chosen]
-
-
-def _chart(
-    key: tuple[str, str], curves: Iterable[Curve], most: int, marks: list[tuple[float, str]]
-) -> Chart:
-    group, axis = key
-    thinned = [Curve(one.label, thin(one.points, most)) for one in curves]
-    title = group.partition(":")[2] or group
-    if axis != "step":
-        title += f" by {axis}"
-    return Chart(title, axis, thinned, marks if axis == "step" else ())
-
-
-def _curves_of(one: RunCurves, *, several: bool) -> Iterator[_MetricCurve]:
-    """The curve of each metric that has two points or more, and its chart."""
-    for name, series in one.metrics.items():
-        pairs = sorted(series.curve.pairs())
-        if len(pairs) > 1:
-            group = _group_of(name)
-            alone = several or group in _APART or not group
-            chart = f"{group}:{name}" if alone else group
-            yield _MetricCurve(chart, series.axis, Curve(one.run if several else name, pairs))
-
-
-def _group_of(name: str) -> str:
-    return next((group for group, names in _GROUPS if names.fullmatch(name)), "")
+    charts = []
+    for key in keys:
+        _, is_other_axis, title, axis = key
+        thinned = [Curve(one.label, thin(one.points, most)) for one in by_chart[key][:COLORS]]
+        marks = () if several or is_other_axis else runs[0].restarts
+        charts.append(Chart(f"{title} by {axis}" if is_other_axis else title, axis, thinned, marks))
+    return charts
 
 
 _BELOW = -0.08
@@ -317,10 +293,10 @@ def draw_coordinates(axes: Sequence[Axis], lines: Sequence[Polyline], title: str
         drawn_axes.append({"x": round(x, 1), "name": axis.name, "marks": labels})
     drawn_lines = []
     for line in sorted(lines, key=lambda line: -KINDS.index(line.kind)):
-        heights = [_BELOW if height is None else height for height in line.heights]
+        heights = (_BELOW if height is None else height for height in line.heights)
         points = (f"{x:.1f} {up(height):.1f}" for x, height in zip(xs, heights, strict=True))
-        kind = f"{line.kind}-trial"
-        drawn_lines.append({"label": line.label, "path": f"M{'L'.join(points)}", "kind": kind})
+        path = f"M{'L'.join(points)}"
+        drawn_lines.append({"label": line.label, "path": path, "kind": f"{line.kind}-trial"})
     return _drawn("coordinates", title=title, box=_AXES, axes=drawn_axes, lines=drawn_lines)
 
 

@@ -6,7 +6,7 @@ the control plane reads, and tests/node/test_node_records.py holds both to each 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -44,7 +44,6 @@ FIELDS: dict[str, dict[str, Any]] = {
     "written": {"working_folder": dict, "output": dict, "checkpoints": dict, "outputs": list},
 }
 """By kind of record; a record in which one is missing or of another type is ignored."""
-_FILES_FIELDS = {"folder": str, "count": int, "bytes": int, "largest": list}
 _MAX_BYTES = 1 << 20
 """Of a record, which is one line."""
 _MAX_CODE = 255
@@ -79,7 +78,7 @@ class Files:
     folder: str
     count: int
     bytes: int
-    largest: tuple[tuple[str, int], ...]
+    largest: Sequence[tuple[str, int]]
 
 
 @dataclass(frozen=True)
@@ -108,14 +107,10 @@ def valid(path: Path | str, kind: str) -> dict[str, Any]:
         record = from_json(paths.read_regular(path, _MAX_BYTES))
     except (OSError, ValueError):
         return {}
-    return record if _has(record, FIELDS[kind]) else {}
-
-
-def _has(record: object, fields: dict[str, Any]) -> bool:
-    """Whether a record is an object whose `fields` have these types."""
-    return isinstance(record, dict) and all(
-        name in record and isinstance(record[name], type_) for name, type_ in fields.items()
+    is_valid = isinstance(record, dict) and all(
+        name in record and isinstance(record[name], type_) for name, type_ in FIELDS[kind].items()
     )
+    return record if is_valid else {}
 
 
 def moment(text: object) -> datetime | None:
@@ -142,8 +137,7 @@ def processes(folder: Path) -> list[RankProcess]:
     ended = {
         (str(rank), record["attempt"])
         for _, record in numbered(folder, "node")
-        if isinstance(record.get("ranks"), dict)
-        for rank in record["ranks"]
+        for rank in record.get("ranks", ())
     }
     return [
         process
@@ -198,13 +192,8 @@ def attempt(folder: Path | str) -> int | None:
 def written(folder: Path) -> Written | None:
     """What the program wrote, as recorded by the first node at its end; None before that."""
     record = valid(folder / "exit_records" / "written.json", "written")
-    names = ("working_folder", "output", "checkpoints")
-    if not record or not all(_has(record[name], _FILES_FIELDS) for name in names):
+    if not record:
         return None
-    working, output, checkpoints = (_files(record[name]) for name in names)
+    names = ("working_folder", "output", "checkpoints")
+    working, output, checkpoints = (Files(**record[name]) for name in names)
     return Written(working, output, checkpoints, bool(record["outputs"]))
-
-
-def _files(record: dict[str, Any]) -> Files:
-    largest = [(str(path), int(size)) for path, size in record["largest"]]
-    return Files(record["folder"], record["count"], record["bytes"], tuple(largest))

@@ -61,7 +61,8 @@ class Folding:
             if line.bar:
                 yield line
                 continue
-            yield from self._next(line, _author(line), plain(line))
+            author = line.task, line.node, line.rank
+            yield from self._next(line, author, plain(line))
 
     def rest(self) -> Iterator[LogLine]:
         """The lines of incomplete tracebacks."""
@@ -94,28 +95,22 @@ class Folding:
 
     def _continue(self, line: LogLine, author: Author, text: str) -> Iterator[LogLine]:
         block = self._blocks[author]
-        if len(block) < _MAX_TRACEBACK_LINES and (
-            not text or text.startswith((" ", _START, *_CHAINED))
-        ):
-            block.append(line)
+        goes_on = not text or text.startswith((" ", _START, *_CHAINED))
+        block.append(line)
+        if goes_on and len(block) <= _MAX_TRACEBACK_LINES:
             return
         del self._blocks[author]
         if line.rank is None and text.startswith(_SUMMARY):
-            self._hide([*block, line])
+            self._hide(block)
             self._rules[author] = 0
             return
-        yield from self._once([*block, line])
-
-    def _once(self, block: list[LogLine]) -> Iterator[LogLine]:
-        """The traceback, or one line if an equal one was shown before."""
         key = tuple(_VARIES.sub("N", plain(line)) for line in block)
-        first = self._first.setdefault(key, block[-1])
-        if first is block[-1] or first.rank == block[-1].rank:
+        first = self._first.setdefault(key, line)
+        if first is line or first.rank == line.rank:
             yield from block
-            return
-        self._hide(block[1:])
-        last = block[-1]
-        yield last._replace(text=f"{plain(last)}  (the traceback of rank {first.rank})")
+        else:  # an equal one was shown before
+            self._hide(block[1:])
+            yield line._replace(text=f"{text}  (the traceback of rank {first.rank})")
 
     def _hide(self, lines: list[LogLine]) -> None:
         self.hidden += len(lines)
@@ -125,10 +120,6 @@ def may_fold(text: str) -> bool:
     """Whether something to fold may begin in a text of many lines."""
     may_be_frame = "#" in text and "frame #" in text  # a single character is found much faster
     return may_be_frame or any(part in text for part in _BEGINS)
-
-
-def _author(line: LogLine) -> Author:
-    return line.task, line.node, line.rank
 
 
 def plain(line: LogLine) -> str:

@@ -8,9 +8,7 @@ two lists, since a pair for each line would take as long as sorting them.
 
 from __future__ import annotations
 
-import os
 import re
-import resource
 import time
 from bisect import bisect_left, bisect_right
 from collections import deque
@@ -43,8 +41,6 @@ _ALL_BLOCKS_BYTES = 1 << 23
 """Bytes of all blocks together, unless there are more files than fit with `_MIN_BLOCK` each."""
 _MIN_BLOCK, _MAX_BLOCK = 1 << 12, 1 << 18
 """Bytes of a block."""
-_MAX_OPEN_FILES = 256
-"""Files that stay open, at most; others are opened again for each block."""
 BAR = "progress"
 """In a run folder: the current state of the progress bar of rank 0."""
 ALL = ("logs/*.log", "tasks/*/logs/*.log")
@@ -139,18 +135,13 @@ class Batch:
 def batches(parts: Sequence[Part], rank: int | None = None) -> Iterator[Batch]:
     """All lines of the files, or of one rank; at the same time, in the order of the files."""
     size = max(_MIN_BLOCK, min(_MAX_BLOCK, _ALL_BLOCKS_BYTES // max(1, len(parts))))
-    opened = min(_MAX_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
-    sources = [_Source(part, size, rank, stays_open=at < opened) for at, part in enumerate(parts)]
-    try:
-        while sources:
-            for source in sources:
-                source.fill()
-            sources = [source for source in sources if source.times or not source.done]
-            if batch := _next_batch(sources):
-                yield batch
-    finally:
+    sources = [_Source(part, size, rank) for part in parts]
+    while sources:
         for source in sources:
-            source.close()
+            source.fill()
+        sources = [source for source in sources if source.times or not source.done]
+        if batch := _next_batch(sources):
+            yield batch
 
 
 def _next_batch(sources: Sequence[_Source]) -> Batch:
@@ -219,34 +210,24 @@ def _stamp(line: bytes) -> str | None:
     return text[:_WIDTH] if _STAMPED.match(text) and _moment(text[:_WIDTH]) else None
 
 
-def _entries(line: re.Pattern[str], block: str) -> tuple[list[str], list[str]] | None:
-    """Times and texts of a block if all its lines match."""
-    pieces = line.split(f"\n{block[:-1]}")
-    times, texts = pieces[1::2], pieces[2::2]
-    is_whole = not pieces[0] and "\n" not in "".join(texts)  # a fifth of the time of counting lines
-    return (times, texts) if is_whole else None
-
-
 class _Source:
     """Reads the part of a file block by block."""
 
-    def __init__(self, part: Part, size: int, rank: int | None, *, stays_open: bool) -> None:
+    def __init__(self, part: Part, size: int, rank: int | None) -> None:
         self.part, self._size, self._at = part, size, part.start
         self.times: list[str] = []
         self.texts: list[str] = []
         """Of the entries of a `Batch`."""
         self.plain = True
         """Whether a pipe shows each entry without the time."""
+        self.done = False
+        """Whether all was read."""
         self._filled = 0
         """Entries after the last block was read."""
         self._rest = b""
         self._last = _BEFORE_ALL
-        self._stays_open = stays_open
-        self._file: int | None = None
         self._number = "" if rank is None else f"{rank}]"
         self._mark = None if rank is None else re.compile(rf"(?m)^\S{{24}} \[rank 0*{rank}\].*\n?")
-        self.done = False
-        """Whether all was read."""
 
     def fill(self) -> None:
         """Read on until there are as many entries again, or the part ends.
@@ -258,37 +239,26 @@ class _Source:
             self.done = self._at >= self.part.stop
             end = len(data) if self.done else data.rfind(b"\n") + 1
             ready, self._rest = data[:end], data[end:]
-            if ready:
-                self._take(ready.decode(errors="surrogateescape"))
-        if self.done:
-            self.close()
+            block = ready.decode(errors="surrogateescape")
+            if self._mark is not None:
+                block = "".join(self._mark.findall(block)) if self._number in block else ""
+            if block:
+                self._take(block)
 
     def _read(self) -> bytes:
+        """The next block. The file is not kept open: there may be thousands."""
         size = min(max(self._size, len(self._rest)), self.part.stop - self._at)
         try:
-            if self._file is None:
-                self._file = os.open(self.part.path, os.O_RDONLY | os.O_CLOEXEC)
+            with self.part.path.open("rb", buffering=0) as file:
+                file.seek(self._at)
+                data = file.read(size)
         except FileNotFoundError:  # removed since it was listed
-            self._at = self.part.stop
-            return b""
-        data = os.pread(self._file, size, self._at)
-        if not self._stays_open:
-            self.close()
+            data = b""
         self._at = self._at + len(data) if data else self.part.stop
         return data
 
-    def close(self) -> None:
-        """Close the file, if it is open."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
     def _take(self, block: str) -> None:
         """Add the lines of a block as entries."""
-        if self._mark is not None:
-            block = "".join(self._mark.findall(block)) if self._number in block else ""
-        if not block:
-            return
         times, texts = self._split(block)
         plain = bool(times) and self._last <= times[0] and times == sorted(times)
         if not plain:
@@ -300,17 +270,17 @@ class _Source:
         self._last, self._filled = times[-1], len(self.times)
 
     def _split(self, block: str) -> tuple[list[str], list[str]]:
-        """Times and texts of lines that a pipe shows without their time; else none."""
+        """Times and texts of lines that a pipe shows without their time; else none.
+
+        Lines of a launcher are among them if all are of the file's own node.
+        """
         if self.part.task is not None or "\r" in block or not block.endswith("\n"):
             return [], []
-        entries = _entries(_PLAIN, block)
-        if entries is None and self._is_only_node(block):
-            entries = _entries(_PLAIN_OR_NODE, block)
-        return entries or ([], [])
-
-    def _is_only_node(self, block: str) -> bool:
-        """Whether the lines of launchers in a block are all of the file's own node."""
-        return block.count("Z [node ") == block.count(f"Z [node {self.part.node}] ")
+        own = block.count("Z [node ") == block.count(f"Z [node {self.part.node}] ")
+        pieces = (_PLAIN_OR_NODE if own else _PLAIN).split(f"\n{block[:-1]}")
+        times, texts = pieces[1::2], pieces[2::2]
+        is_whole = not pieces[0] and "\n" not in "".join(texts)  # faster than counting lines
+        return (times, texts) if is_whole else ([], [])
 
     def _joined(self, lines: Sequence[str]) -> Iterator[tuple[str, str]]:
         """Entries in order: each line that has no time, or an earlier one, after the one before."""

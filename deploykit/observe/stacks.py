@@ -17,9 +17,6 @@ from deploykit.observe import exit_records
 FOLDER = "stacks"
 """In a run folder: a folder for each dump, named by its time, with a file for each node."""
 
-_MAX_ITEMS = 10_000
-"""Most ranks of a node, threads of a process and frames of a thread."""
-
 
 @dataclass(frozen=True)
 class Frame:
@@ -84,22 +81,22 @@ class Dump:
     def absent(self) -> list[int]:
         """Ranks without a running process on a node that answered."""
         present = {one.rank for one in self.ranks}
-        return [rank for rank in range(min(self.world_size, _MAX_ITEMS)) if rank not in present]
+        return [rank for rank in range(self.world_size) if rank not in present]
 
 
 def read(folder: Path) -> Dump:
     """Read the dump in a folder, without incomplete files."""
     nodes = []
+    ranks: dict[int, RankStacks] = {}
     for path in sorted(folder.glob("*.json")):
-        with contextlib.suppress(OSError, ValueError):
-            nodes.append(read_json(path))
-    nodes = [node for node in nodes if isinstance(node, dict)]
-    ranks = {one.rank: one for node in nodes for one in _ranks(node)}
-    sizes = (node.get("world_size") for node in nodes)
-    size = max((size for size in sizes if isinstance(size, int)), default=0)
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            node = read_json(path)
+            ranks |= {data["rank"]: _rank(node["host"], data) for data in node["ranks"]}
+            nodes.append(node)
+    size = max((node.get("world_size", 0) for node in nodes), default=0)
     times = [time for node in nodes if (time := exit_records.moment(node.get("time")))]
     ordered = tuple(ranks[rank] for rank in sorted(ranks))
-    return Dump(folder, max(times, default=None), ordered, max(0, size))
+    return Dump(folder, max(times, default=None), ordered, size)
 
 
 def newest(run_folder: Path) -> Path | None:
@@ -108,39 +105,17 @@ def newest(run_folder: Path) -> Path | None:
     return max(folders, key=lambda path: path.name, default=None)
 
 
-def _ranks(node: dict[str, Any]) -> Iterator[RankStacks]:
-    for data in _list(node.get("ranks")):
-        match data:
-            case {"rank": int(rank), "tool": str(tool), "problem": str(problem)} if rank >= 0:
-                process = _process(data.get("process"))
-                children = tuple(map(_process, _list(data.get("children"))))
-                host = str(node.get("host", ""))
-                yield RankStacks(rank, host, tool, problem, process, children)
+def _rank(host: str, data: dict[str, Any]) -> RankStacks:
+    process, *children = map(_process, (data["process"], *data["children"]))
+    return RankStacks(data["rank"], host, data["tool"], data["problem"], process, tuple(children))
 
 
-def _process(data: object) -> Process:
-    match data:
-        case {"pid": int(pid), "name": str(name), "state": str(state), "threads": [*threads]}:
-            return Process(pid, name, state, tuple(_threads(threads)))
-    return Process(0, "", "", ())
-
-
-def _threads(listed: list[Any]) -> Iterator[Thread]:
-    for data in listed[:_MAX_ITEMS]:
-        match data:
-            case {"name": str(name), "frames": [*frames]}:
-                yield Thread(name, tuple(_frames(frames)))
-
-
-def _frames(listed: list[Any]) -> Iterator[Frame]:
-    for data in listed[:_MAX_ITEMS]:
-        match data:
-            case {"name": str(name), "file": str(file), "line": int(line), "source": str(source)}:
-                yield Frame(name, file, line, source)
-
-
-def _list(data: object) -> list[Any]:
-    return data[:_MAX_ITEMS] if isinstance(data, list) else []
+def _process(data: dict[str, Any]) -> Process:
+    threads = [
+        Thread(thread["name"], tuple(Frame(**frame) for frame in thread["frames"]))
+        for thread in data["threads"]
+    ]
+    return Process(data["pid"], data["name"], data["state"], tuple(threads))
 
 
 _STATES = {
@@ -204,6 +179,11 @@ class Group:
         """``rank 3`` or ``ranks 0-2,4``."""
         return label(self.numbers)
 
+    @property
+    def sentence(self) -> str:
+        """``ranks 0-2 are in all_reduce (train.py:15)``."""
+        return f"{self.label} {'is' if len(self.ranks) == 1 else 'are'} {self.place.brief}"
+
 
 def groups(ranks: Iterable[RankStacks]) -> list[Group]:
     """The ranks by place, the smallest group first, because outliers are the most telling."""
@@ -216,11 +196,9 @@ def groups(ranks: Iterable[RankStacks]) -> list[Group]:
 
 def sentence(merged: Sequence[Group]) -> str:
     """``rank 3 is in DataLoader.__next__ (train.py:12), ranks 0-2 are in all_reduce``."""
-    if len(merged) == 1:
-        group = merged[0]
-        whole = group.label if len(group.ranks) == 1 else f"all {len(group.ranks)} ranks"
-        return f"{whole} {_be(group)} {group.place.brief}"
-    parts = [f"{group.label} {_be(group)} {group.place.brief}" for group in merged[:_MAX_GROUPS]]
+    if len(merged) == 1 and len(merged[0].ranks) > 1:
+        return f"all {len(merged[0].ranks)} ranks are {merged[0].place.brief}"
+    parts = [group.sentence for group in merged[:_MAX_GROUPS]]
     left = sum(len(group.ranks) for group in merged[_MAX_GROUPS:])
     return ", ".join([*parts, *([f"{left} more ranks elsewhere"] if left else [])])
 
@@ -228,7 +206,7 @@ def sentence(merged: Sequence[Group]) -> str:
 def place(process: Process) -> Place:
     """Where the main thread of a process is."""
     frames = _own(process.frames)
-    caller = next((frame for frame in frames if is_users(frame)), None)
+    caller = next((frame for frame in frames if _is_users(frame)), None)
     outer = _from_known(frames)
     return Place(outer[0] if outer else None, caller, _STATES.get(process.state, ""))
 
@@ -263,7 +241,7 @@ def _key(process: Process) -> object:
     Within a library the lines differ from moment to moment; in the user's code they matter.
     """
     calls = tuple(
-        (frame.name, frame.file, frame.line if is_users(frame) else 0)
+        (frame.name, frame.file, frame.line if _is_users(frame) else 0)
         for frame in _from_known(process.frames)
         if _is_python(frame)
     )
@@ -285,30 +263,24 @@ def _from_known(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
     """
     installed = 0
     for number, frame in enumerate(frames):
-        if is_users(frame) or (_is_installed(frame) and _is_public(frame)):
+        is_installed = _is_python(frame) and _INSTALLED.match(frame.file) is not None
+        name = frame.name.rpartition(".")[2]
+        hidden = "<" in frame.name or (name.startswith("_") and not name.startswith("__"))
+        if _is_users(frame) or (is_installed and not hidden):
             return frames[number:]
-        if not installed and _is_installed(frame):
+        if not installed and is_installed:
             installed = number
     return frames[installed:]
 
 
-def is_users(frame: Frame) -> bool:
+def _is_users(frame: Frame) -> bool:
     """Whether a frame is in the user's code, not in a package or in Python itself."""
-    return _is_python(frame) and not (_is_installed(frame) or _STANDARD.match(frame.file))
-
-
-def _is_installed(frame: Frame) -> bool:
-    return _is_python(frame) and _INSTALLED.match(frame.file) is not None
+    library = _INSTALLED.match(frame.file) or _STANDARD.match(frame.file)
+    return _is_python(frame) and not library
 
 
 def _is_python(frame: Frame) -> bool:
     return frame.file.endswith(".py")
-
-
-def _is_public(frame: Frame) -> bool:
-    name = frame.name.rpartition(".")[2]
-    hidden = name.startswith("_") and not name.startswith("__")
-    return not hidden and "<" not in frame.name
 
 
 def _call(function: Frame, caller: Frame | None) -> str:
@@ -323,23 +295,31 @@ def _location(frame: Frame) -> str:
     return f"{file_name(frame)}:{frame.line}" if frame.line else file_name(frame)
 
 
-def _be(group: Group) -> str:
-    return "is" if len(group.ranks) == 1 else "are"
-
-
 def lines(dump: Dump, *, threads: bool = False) -> Iterator[str]:
     """Each place with its ranks, outliers first, and the stack of the first rank there.
 
-    With `threads`, the stacks of its other threads too.
+    With `threads`, the stacks of its other threads too. At the end, the ranks without a stack, and
+    why another tool was used.
     """
     for group in groups(dump.ranks):
         yield f"{group.label}: {group.place}"
-        process = group.ranks[0].process
-        for number, thread in enumerate(process.threads if threads else process.threads[:1]):
-            yield from _thread(thread) if number else map(_frame, thread.frames)
+        for number, thread in enumerate(group.ranks[0].process.threads):
+            if number and not threads:
+                break
+            if number:
+                yield f"  {thread.name}"
+            yield from map(_frame, thread.frames)
         yield from _children(group)
         yield ""
-    yield from _remarks(dump)
+    if dump.absent:
+        why = "it has ended or not started, or its node did not answer"
+        yield f"{label(dump.absent)}: no process; {why}"
+    problems: dict[str, list[int]] = defaultdict(list)
+    for one in dump.ranks:
+        if one.problem:
+            with_tool = f"by {one.tool}, since {one.problem}" if one.tool else one.problem
+            problems[with_tool].append(one.rank)
+    yield from (f"{label(ranks)}: {problem}" for problem, ranks in problems.items())
 
 
 def data(dump: Dump) -> dict[str, Any]:
@@ -366,43 +346,19 @@ def data(dump: Dump) -> dict[str, Any]:
 
 
 def _frame(frame: Frame) -> str:
-    line = f":{frame.line}" if frame.line else ""
-    source = f"  {frame.source}" if frame.source and is_users(frame) else ""
-    return f"    {frame.name} ({file_name(frame)}{line}){source}"
-
-
-def _thread(thread: Thread) -> Iterator[str]:
-    yield f"  {thread.name}"
-    yield from map(_frame, thread.frames)
+    source = f"  {frame.source}" if frame.source and _is_users(frame) else ""
+    return f"    {frame.name} ({_location(frame)}){source}"
 
 
 def _children(group: Group) -> Iterator[str]:
     """Where the child processes of the ranks are, one line a place."""
-    children = [child for one in group.ranks for child in one.children]
     counted = Counter(
         (child.name, str(place(child)) if child.threads else "not a Python process")
-        for child in children
+        for one in group.ranks
+        for child in one.children
     )
     for (name, state), count in sorted(counted.items(), key=lambda item: item[1]):
         yield f"  {count} child process{'' if count == 1 else 'es'} {name}: {state}"
-
-
-def _remarks(dump: Dump) -> Iterator[str]:
-    """Ranks without a stack, and why another tool was used."""
-    if dump.absent:
-        why = "it has ended or not started, or its node did not answer"
-        yield f"{label(dump.absent)}: no process; {why}"
-    for problem, ranks in _problems(dump):
-        yield f"{label(ranks)}: {problem}"
-
-
-def _problems(dump: Dump) -> Sequence[tuple[str, list[int]]]:
-    ranks: dict[str, list[int]] = {}
-    for one in dump.ranks:
-        if one.problem:
-            with_tool = f"by {one.tool}, since {one.problem}" if one.tool else one.problem
-            ranks.setdefault(with_tool, []).append(one.rank)
-    return list(ranks.items())
 
 
 def _group_data(group: Group) -> dict[str, Any]:
@@ -416,39 +372,35 @@ def _group_data(group: Group) -> dict[str, Any]:
 
 
 def _process_data(process: Process) -> dict[str, Any]:
-    return {
-        "pid": process.pid,
-        "name": process.name,
-        "threads": [
-            {"name": thread.name, "frames": [vars(frame) for frame in thread.frames]}
-            for thread in process.threads
-        ],
-    }
+    threads = [
+        {"name": thread.name, "frames": [vars(frame) for frame in thread.frames]}
+        for thread in process.threads
+    ]
+    return {"pid": process.pid, "name": process.name, "threads": threads}
 
 
-_MAX_SECONDS = 10**9
-_MINUTE, _MINUTES_PER_HOUR = 60, 60
 _STEP_MINUTES = 5
 """From this many minutes, the time is given in steps of as many."""
 
 
 def stall_reason(folder: Path) -> str:
     """``no progress for 4 min: rank 3 is in ...``; empty while a node makes progress."""
-    records = [
-        (record, noted - timedelta(seconds=record["seconds"]))
-        for _, record in exit_records.numbered(folder, "stall")
-        if (noted := exit_records.moment(record["time"])) and 0 <= record["seconds"] < _MAX_SECONDS
-    ]
-    last = max((record["attempt"] for record, _ in records), default=0)
-    stalled = [record for record, _ in records if record["attempt"] == last]
+    records = [record for _, record in exit_records.numbered(folder, "stall")]
+    last = max((record["attempt"] for record in records), default=0)
+    stalled = [record for record in records if record["attempt"] == last]
     if not stalled or not 0 < stalled[0]["nodes"] <= len(stalled):
         return ""
-    since = max(begin for record, begin in records if record["attempt"] == last)
+    begins = [
+        noted - timedelta(seconds=record["seconds"])
+        for record in stalled
+        if (noted := exit_records.moment(record["time"]))
+    ]
+    since = max(begins, default=datetime.now(UTC))
     text = f"no progress for {_span((datetime.now(UTC) - since).total_seconds())}"
     if all(record["waiting"] for record in stalled):
         return f"{text}: {_waiting(stalled)}"
-    dumps = {record["dump"] for record in stalled if record["dump"]}
-    ranks = [one for name in sorted(dumps) for one in _ranks_of_dump(folder, name)]
+    dumps = sorted({record["dump"] for record in stalled if record["dump"]})
+    ranks = [one for name in dumps for one in read(folder / FOLDER / name).ranks]
     return f"{text}: {sentence(groups(ranks))}" if ranks else text
 
 
@@ -464,16 +416,11 @@ def _waiting(stalled: Sequence[dict[str, Any]]) -> str:
     return f"{who} for others at {address}"
 
 
-def _ranks_of_dump(folder: Path, name: str) -> tuple[RankStacks, ...]:
-    safe = Path(name).name == name
-    return read(folder / FOLDER / name).ranks if safe else ()
-
-
 def _span(seconds: float) -> str:
     """A rounded time, so that the reason of a run seldom changes."""
-    minutes = int(seconds // _MINUTE)
+    minutes = int(seconds // 60)
     if minutes < 1:
         return "less than 1 min"
-    if minutes >= _MINUTES_PER_HOUR:
-        return f"{minutes // _MINUTES_PER_HOUR} h"
+    if minutes >= 60:  # noqa: PLR2004 - minutes of an hour
+        return f"{minutes // 60} h"
     return f"{minutes if minutes < _STEP_MINUTES else minutes // _STEP_MINUTES * _STEP_MINUTES} min"

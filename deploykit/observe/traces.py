@@ -35,7 +35,7 @@ _MIN_DIFFERENCE = 0.1
 """Difference of the shares of waiting, from which a rank counts as slow."""
 _WAITING = ("gloo:", "nccl:", "mpi:", "ucc:", "c10d::")
 """How names of collectives begin, as c10d records them on the CPU."""
-_NOT_OPERATORS = ("Optimizer.", "ProfilerStep#", "DistributedDataParallel.", *_WAITING)
+_NOT_OPERATORS = ("Optimizer.", "ProfilerStep#", "DistributedDataParallel.")
 
 
 class Span(NamedTuple):
@@ -81,10 +81,13 @@ def read(path: Path) -> RankProfile:
     """The profile of a rank. Raises BackendUnavailable if the trace is incomplete or too large."""
     spans = list(_spans(_events(path)))
     on_gpu = any(category in _GPU for category, _ in spans)
-    wanted = [one for category, one in spans if category in (_GPU if on_gpu else _CPU)]
-    collectives = [one for one in wanted if _is_collective(one.name)]
-    operators = [one for one in wanted if not one.name.startswith(_NOT_OPERATORS)]
-    operators = [one for one in operators if not _is_collective(one.name)]
+    operators, collectives = list[Span](), list[Span]()
+    for category, one in spans:
+        if category in (_GPU if on_gpu else _CPU):
+            if one.name.startswith((*_WAITING, "nccl")) or "ncclDevKernel" in one.name:
+                collectives.append(one)
+            elif not one.name.startswith(_NOT_OPERATORS):
+                operators.append(one)
     computing, communicating = _union(operators), _union(collectives)
     both = _length(_union([*operators, *collectives]))
     ends = [time for _, one in spans for time in (one.start, one.end)]
@@ -159,10 +162,6 @@ def _spans(events: Iterable[Any]) -> Iterator[tuple[str, Span]]:
             ):
                 thread = f"{event.get('pid')}/{event.get('tid')}"
                 yield category, Span(thread, name, float(start), float(start + length))
-
-
-def _is_collective(name: str) -> bool:
-    return name.startswith(_WAITING) or name.startswith("nccl") or "ncclDevKernel" in name
 
 
 def _union(spans: Iterable[Span]) -> list[tuple[float, float]]:

@@ -57,21 +57,21 @@ def test_flops_are_six_for_each_weight_and_token():
     assert math.isclose(model.flops(1, 2048), paper, rel_tol=0.01)
 
 
-def test_one_gpu_that_holds_everything():
-    advice = ask(125 * 10**6, "h100", 1)
-    assert (advice.case, advice.best.strategy) == ("each", "single")
-
-
-def test_a_model_that_fits_everywhere_is_replicated():
-    advice = ask(350 * 10**6, "h100", 8)
-    assert (advice.case, advice.best.strategy) == ("each", "ddp")
-
-
-def test_a_model_that_does_not_fit_is_sharded_over_fast_links():
-    advice = ask(7 * 10**9, "h100", 8)
-    assert advice.case == "sharded"
-    assert advice.best.strategy in {"zero2", "zero3"}
-    assert not advice.of("ddp").fits
+@pytest.mark.parametrize(
+    ("parameters", "shape", "case", "strategies"),
+    [
+        (125 * 10**6, ("h100", 1), "each", {"single"}),
+        (350 * 10**6, ("h100", 8), "each", {"ddp"}),
+        (7 * 10**9, ("h100", 8), "sharded", {"zero2", "zero3"}),
+    ],
+)
+def test_replicas_where_a_copy_fits_and_shards_over_fast_links_elsewhere(
+    parameters, shape, case, strategies
+):
+    advice = ask(parameters, *shape)
+    assert advice.case == case
+    assert advice.best.strategy in strategies
+    assert advice.of("single").fits == (case == "each")
 
 
 def test_a_slow_network_is_kept_from_weights():
@@ -96,16 +96,11 @@ def test_nothing_fits_and_more_nodes_would_do():
     assert more.best.fits
 
 
-def test_teaching_strategies_are_never_recommended():
-    for size in (10**6, 10**9, 10**10):
-        advice = ask(size, "a100-80gb", 8)
-        assert {advice.best.strategy, advice.second.strategy}.isdisjoint({"dp", "manual"})
-
-
 def test_what_is_recommended_fits_and_nothing_is_much_faster():
-    for size, nodes in ((10**8, 1), (3 * 10**9, 1), (13 * 10**9, 4), (30 * 10**9, 8)):
+    for size, nodes in ((10**6, 1), (10**8, 1), (3 * 10**9, 1), (13 * 10**9, 4), (30 * 10**9, 8)):
         advice = ask(size, "a100-80gb", 8, nodes, batch=256)
         best = advice.best
+        assert {best.strategy, advice.second.strategy}.isdisjoint({"dp", "manual"})
         assert best.memory.total <= advice.cluster.gpu.memory
         for other in advice.candidates:
             if other.fits and other.strategy not in {"dp", "manual"}:
@@ -224,20 +219,20 @@ def test_every_problem_at_once(capsys):
     ]
 
 
-def test_an_unknown_gpu_with_its_memory(capsys):
-    assert run(*TINY, "--gpu", "mi300x", "--gpu-memory", "192GiB") == 0
-    assert "mi300x is unknown: the speed of an A100 is assumed" in capsys.readouterr().out
+ODD = ("--layers", "4", "--width", "64", "--batch-size", "3", "--sequence", "64")
+REMARKS = {
+    "mi300x is unknown: the speed of an A100 is assumed": (
+        *(*TINY, "--gpu", "mi300x", "--gpu-memory", "192GiB"),
+    ),
+    "--precision fp16 is much faster": (*TINY, "--gpu", "v100"),
+    "A batch of 3 cannot be split over 8 GPUs": (*ODD, "--gpu", "l4", "--gpus-per-node", "8"),
+}
 
 
-def test_old_gpus_are_told_to_use_fp16(capsys):
-    assert run(*TINY, "--gpu", "v100") == 0
-    assert "--precision fp16 is much faster" in capsys.readouterr().out
-
-
-def test_a_batch_that_cannot_be_split(capsys):
-    odd = ("--layers", "4", "--width", "64", "--batch-size", "3", "--sequence", "64")
-    assert run(*odd, "--gpu", "l4", "--gpus-per-node", "8") == 0
-    assert "A batch of 3 cannot be split over 8 GPUs" in capsys.readouterr().out
+@pytest.mark.parametrize("said", REMARKS)
+def test_what_is_remarked(said, capsys):
+    assert run(*REMARKS[said]) == 0
+    assert said in capsys.readouterr().out
 
 
 def test_the_gpus_can_be_listed(capsys):

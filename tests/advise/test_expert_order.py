@@ -193,6 +193,10 @@ KNOWN = {
 }  # fmt: skip
 
 
+def can_run(config):
+    return not report.lacking(config)
+
+
 @functools.cache
 def advice_on(name, allowed=lambda _: True):
     case = KNOWN[name]
@@ -245,20 +249,12 @@ def test_every_strategy_that_is_not_chosen_has_its_drawback(name):
         assert report.recommendation(advice).endswith(text)
 
 
-def test_a_mix_is_passed_over_for_what_leaves_layers_whole():
-    """7B on 8 A100-40GB: a mix with tensor parallelism is faster on paper."""
-    advice = advice_on("7B on 8 A100-40GB")
-    assert not advice.best.tight
-    assert not advice.best.splits
-    assert advice.verdict(advice.second) == "splits layers, 9% faster"
-
-
 @pytest.mark.parametrize("name", KNOWN)
 def test_what_the_trainer_cannot_do_yet_is_said_and_not_written(name):
     case, advice = KNOWN[name], advice_on(name)
     missing = report.lacking(advice.best.config)
     assert set(case.lacking) <= set(missing)
-    runs = advice_on(name, report.can_run)
+    runs = advice_on(name, can_run)
     if not missing:
         assert runs.best.config == advice.best.config
         return
@@ -266,7 +262,7 @@ def test_what_the_trainer_cannot_do_yet_is_said_and_not_written(name):
     assert all(words in said for words in missing)
     assert all((EXAMPLES / report.EXAMPLES[each]).is_file() for each in missing)
     assert "none of its strategies fits" in said or runs.best.strategy in said
-    assert runs.best is None or report.can_run(runs.best.config)
+    assert runs.best is None or can_run(runs.best.config)
 
 
 def test_all_weights_of_the_13b_can_be_trained_with_the_hosts_memory():

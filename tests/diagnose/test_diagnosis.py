@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import threading
-import tomllib
 import tracemalloc
 from pathlib import Path
 
@@ -16,18 +15,11 @@ import pytest
 from deploykit.backends import local
 from deploykit.cli import main as cli
 from deploykit.diagnose import cause_rules, placeholders, scan
-from deploykit.diagnose.ranking import Diagnosis
 from deploykit.job.model import State, Status
 from deploykit.lib import paths
 from deploykit.run import diagnosis as run_diagnosis
 from deploykit.run import registry
-
-LOGS = Path(__file__).with_name("logs")
-
-
-def logs(name):
-    return tomllib.loads((LOGS / name).read_text(encoding="utf-8"))["log"]
-
+from tests.diagnose.answers import LOGS, cases, diagnosis, first_cause, first_label
 
 ONE_LINE = {
     "cuda_oom": "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.00 GiB",
@@ -121,26 +113,7 @@ def test_a_person_reads_what_where_why_and_what_to_do(tmp_path, capsys):
     assert capsys.readouterr().out == "healthy: these logs show no failure\n"
 
 
-def test_torchrun_names_the_first_rank_that_failed(tmp_path, capsys):
-    path = tmp_path / "a.log"
-    summary = "  rank      : {} (local_rank: {})\n  exitcode  : 1 (pid: 9)\n"
-    ranks = "".join(summary.format(rank, rank) for rank in (3, 1))
-    path.write_text(f"torch.distributed.elastic.ChildFailedError:\n\n\n\n{ranks}")
-    _, found = diagnosed(path, capsys)
-    assert (found[0]["cause"], found[0]["first_rank"]) == ("unknown", 1)
-
-
-def test_no_rank_failed_first_where_all_were_stopped(tmp_path, capsys):
-    """torchrun's summary calls the first rank that SIGTERM stopped the root cause."""
-    path = tmp_path / "a.log"
-    entry = "  rank      : {} (local_rank: {})\n  exitcode  : -15 (pid: 9)  (SIGTERM)\n"
-    path.write_text("Failures:\n" + "".join(entry.format(rank, rank) for rank in (1, 0)))
-    text = path.read_text() + "slurmstepd: error: *** JOB 7 ON n1 CANCELLED DUE TO TIME LIMIT ***\n"
-    path.write_text(text)
-    _, found = diagnosed(path, capsys)
-    assert (found[0]["cause"], found[0]["first_rank"]) == ("slurm_time_limit", None)
-
-
+SUMMARY = "  rank      : {0} (local_rank: {0})\n  exitcode  : {1} (pid: 9)\n"
 REFUSED = """\
 _pickle.UnpicklingError: Weights only load failed. This file can still be loaded, to do so ...
 \t(1) In PyTorch 2.6, we changed the default value of the `weights_only` argument ...
@@ -153,39 +126,52 @@ Please file an issue with the following so that we can make ...: WeightsUnpickle
 
 Unsupported operand 118
 """
-
-
-def test_a_file_that_torch_load_refuses_is_not_called_corrupt(tmp_path, capsys):
-    path = tmp_path / "a.log"
-    path.write_text(REFUSED)
-    _, (cause,) = diagnosed(path, capsys)
-    assert cause["cause"] == "weights_only"
-    assert "torch.serialization.add_safe_globals([argparse.Namespace])" in cause["fix"]
-    path.write_text(POINTER)
-    _, (cause,) = diagnosed(path, capsys)
-    assert cause["cause"] == "checkpoint_corrupt"
-
-
 ABORTED = """\
 [rank1]: test accuracy 0.9722
 terminate called without an active exception
 E1122 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -6) local_rank: 1
   traceback : Signal 6 (SIGABRT) received by PID 4242
 """
+THROWN = "after throwing an instance of 'std::runtime_error'"
 
 
-def test_an_abort_at_the_end_of_python_is_told_apart_from_an_exception(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("text", "label", "rank"),
+    [
+        pytest.param(
+            f"ChildFailedError:\n\n\n\n{SUMMARY.format(3, 1)}{SUMMARY.format(1, 1)}",
+            *("unknown", 1),
+            id="torchrun names the first rank that failed",
+        ),
+        pytest.param(
+            f"Failures:\n{SUMMARY.format(1, -15)}{SUMMARY.format(0, -15)}"
+            "slurmstepd: error: *** JOB 7 ON n1 CANCELLED DUE TO TIME LIMIT ***\n",
+            *("slurm_time_limit", None),
+            id="torchrun calls the first rank that SIGTERM stopped the root cause",
+        ),
+        pytest.param(REFUSED, "weights_only", None, id="torch.load refuses a file"),
+        pytest.param(POINTER, "checkpoint_corrupt", None, id="a file is corrupt"),
+        pytest.param(ABORTED, "aborted_at_exit", None, id="an abort at the end of Python"),
+        pytest.param(
+            ABORTED.replace("without an active exception", THROWN),
+            "unknown",
+            None,
+            id="an exception of C++",
+        ),
+        pytest.param(
+            f"Traceback (most recent call last):\nKeyError: 'label'\n{ABORTED}",
+            *("user_code_error", None),
+            id="an exception of Python before an abort",
+        ),
+    ],
+)
+def test_what_is_easily_mistaken(text, label, rank, tmp_path, capsys):
     path = tmp_path / "a.log"
-    path.write_text(ABORTED)
-    _, (cause,) = diagnosed(path, capsys)
-    assert cause["cause"] == "aborted_at_exit"
-    thrown = "after throwing an instance of 'std::runtime_error'"
-    path.write_text(ABORTED.replace("without an active exception", thrown))
-    _, (cause,) = diagnosed(path, capsys)
-    assert cause["cause"] == "unknown"
-    path.write_text(f"Traceback (most recent call last):\nKeyError: 'label'\n{ABORTED}")
-    _, (cause, *_) = diagnosed(path, capsys)
-    assert cause["cause"] == "user_code_error"
+    path.write_text(text)
+    _, found = diagnosed(path, capsys)
+    assert (found[0]["cause"], found[0]["first_rank"]) == (label, rank)
+    if label == "weights_only":
+        assert "torch.serialization.add_safe_globals([argparse.Namespace])" in found[0]["fix"]
 
 
 def test_several_causes_are_told_in_order_and_the_most_probable_is_marked(tmp_path, capsys):
@@ -223,20 +209,7 @@ def test_without_grep_the_same_lines_are_found(tmp_path):
     assert found == [line.decoded() for line in scan.file(path, literals)]
 
 
-def first_cause(text):
-    known = cause_rules.load()
-    diagnosis = Diagnosis(known)
-    lines = text.encode().splitlines(keepends=True)
-    diagnosis.read("a.log", scan.lines(lines, known.literals))
-    return next(iter(diagnosis.causes()), None)
-
-
-def first_label(text):
-    cause = first_cause(text)
-    return cause.rule.label if cause else None
-
-
-@pytest.mark.parametrize("log", logs("failures.toml"), ids=lambda log: log["cause"])
+@pytest.mark.parametrize("log", cases("failures.toml"), ids=lambda log: log["cause"])
 def test_a_failure_as_the_software_prints_it_is_named(log):
     cause = first_cause(log["text"])
     assert cause.rule.label in {log["cause"], *log.get("also", ())}
@@ -244,7 +217,7 @@ def test_a_failure_as_the_software_prints_it_is_named(log):
 
 
 def test_every_rule_has_a_case():
-    proved = {first_cause(log["text"]).rule for log in logs("failures.toml")}
+    proved = {first_cause(log["text"]).rule for log in cases("failures.toml")}
     assert [rule.label for rule in cause_rules.load().causes if rule not in proved] == []
 
 
@@ -257,7 +230,7 @@ def test_single_lines_are_named():
     assert wrong == []
 
 
-@pytest.mark.parametrize("log", logs("healthy.toml"))
+@pytest.mark.parametrize("log", cases("healthy.toml"))
 def test_a_healthy_log_that_looks_bad_has_no_cause(log):
     assert first_label(log["text"]) is None
 
@@ -306,13 +279,6 @@ def test_no_value_of_a_log_breaks_a_command(value):
     assert placeholders.render("grep {port|PORT} file", {"port": value}) == "grep PORT file"
 
 
-def test_a_fix_that_asks_for_an_unknown_value_is_refused(tmp_path, capsys):
-    mine = tmp_path / "mine.toml"
-    mine.write_text("[[cause]]\nlabel='a'\nmeans='m'\nfix='{prot|PORT}'\nmatch=['abc']\n")
-    assert cli.main(["diagnose", str(mine), "--rules", str(mine)]) == 64
-    assert "unknown placeholder 'prot'" in capsys.readouterr().err
-
-
 RECORD = '{{"exit_code": {}, "reason": "r", "rank": 0, "finished": "{}", "attempt": 0}}'
 
 
@@ -339,12 +305,8 @@ def add_array(codes):
 
 def test_a_line_that_only_introduces_others_counts_in_every_log():
     """The second log's `Traceback` is no repetition of the first log's."""
-    known = cause_rules.load()
-    diagnosis = Diagnosis(known)
-    for name, last in (("a.log", "retrying"), ("b.log", "[rank1]: KeyError: 'label'")):
-        text = f"Traceback (most recent call last):\n{last}\n"
-        diagnosis.read(name, scan.lines(text.encode().splitlines(keepends=True), known.literals))
-    (cause,) = diagnosis.causes()
+    begin = "Traceback (most recent call last):\n"
+    (cause,) = diagnosis(f"{begin}retrying\n", f"{begin}[rank1]: KeyError: 'label'\n").causes()
     assert (cause.rule.confidence, cause.first_rank) == (0.9, 1)
 
 

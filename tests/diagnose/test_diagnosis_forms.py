@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import os
 import sys
-import tomllib
-from pathlib import Path
 
 import pytest
 
 from deploykit.cli import main as cli
-from deploykit.diagnose import cause_rules, log_names, scan
-from deploykit.diagnose.log_forms import opened
-from deploykit.diagnose.ranking import Diagnosis
+from deploykit.diagnose import log_names
+from tests.diagnose.answers import cases, diagnosis
 
-CASES = tomllib.loads(
-    (Path(__file__).with_name("logs") / "failures.toml").read_text(encoding="utf-8")
-)["log"]
 AT = "2026-05-04T08:00:00"
 
 
@@ -94,13 +87,10 @@ OF_THE_PREFIX = {"mpirun": 3}
 """Ranks that a prefix itself tells."""
 
 
-def conclusion(source, rank=None):
-    known = cause_rules.load()
-    diagnosis = Diagnosis(known)
-    cut = []
-    diagnosis.read("a.log", scan.lines(opened(source, cut.append), known.literals), rank)
-    assert cut == []
-    cause = next(iter(diagnosis.causes()), None)
+def conclusion(raw):
+    found = diagnosis(raw)
+    assert found.unread == []
+    cause = next(iter(found.causes()), None)
     return cause and (cause.rule.label, cause.first_rank)
 
 
@@ -108,10 +98,9 @@ def conclusion(source, rank=None):
 @pytest.mark.parametrize("name", WRAPPINGS)
 def test_what_a_log_is_wrapped_in_changes_neither_cause_nor_rank(name):
     wrong = []
-    for number, log in enumerate(CASES):
+    for number, log in enumerate(cases("failures.toml")):
         lines = log["text"].strip("\n").split("\n")
-        expected = conclusion(io.BufferedReader(io.BytesIO(plain(lines))))
-        found = conclusion(io.BufferedReader(io.BytesIO(WRAPPINGS[name](lines))))
+        expected, found = conclusion(plain(lines)), conclusion(WRAPPINGS[name](lines))
         label, rank = expected
         if found not in {expected, (label, OF_THE_PREFIX.get(name, rank))}:
             wrong.append((number, expected, found))
@@ -221,14 +210,6 @@ def test_of_a_failure_without_a_cause_the_ends_are_told(tmp_path, capsys):
     assert found["ended"] == "rank 2 ended first, with exit code 17"
     alike = [line for line in found["last"] if "wrote part" in line]
     assert [line.endswith("(and 3 more like it)") for line in alike] == [True]
-
-
-def test_one_unreadable_file_does_not_stop_the_others(tmp_path, capsys):
-    (tmp_path / "a.log").write_text(LOST)
-    (tmp_path / "b.log").symlink_to("nowhere")
-    code, found, remark = diagnosed(capsys, tmp_path)
-    assert (code, found["causes"][0]["cause"]) == (79, "cuda_oom")
-    assert "b.log: No such file or directory" in remark
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="optional: this Python reads zstd")

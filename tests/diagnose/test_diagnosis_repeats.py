@@ -5,28 +5,22 @@ from __future__ import annotations
 import itertools
 import random
 import re
-import tomllib
-from pathlib import Path
 
 import pytest
 
-from deploykit.diagnose import cause_rules, log_prefixes, ranking, scan
-from deploykit.diagnose.ranking import Diagnosis
+from deploykit.diagnose import cause_rules, log_prefixes, ranking
+from tests.diagnose.answers import cases, diagnosis
 
-CASES = Path(__file__).with_name("logs")
 LOST = "[rank{}]: RuntimeError at step {}: CUDA out of memory. Tried to allocate 2.00 GiB."
 RULES = cause_rules.load()
 
 
 def causes(*logs):
     """What a diagnosis of logs knows in the end."""
-    diagnosis = Diagnosis(RULES)
-    for number, lines in enumerate(logs):
-        raw = [f"{line}\n".encode() for line in lines]
-        diagnosis.read(str(number), scan.lines(raw, diagnosis.literals))
+    found = diagnosis(*("".join(f"{line}\n" for line in lines) for lines in logs))
     return [
         (it.rule.label, it.evidence, it.order, it.also, it.first_rank, it.firm, it.values)
-        for it in diagnosis.causes()
+        for it in found.causes()
     ]
 
 
@@ -68,11 +62,6 @@ def test_an_earlier_time_in_a_later_log_still_counts():
     assert evidence[0].line == 10
 
 
-def kinds(name):
-    cases = tomllib.loads((CASES / name).read_text(encoding="utf-8"))
-    return [log["text"].split("\n") for log in cases["log"]]
-
-
 def decisive(log):
     """Of each cause what decides: not which of several equal lines are shown below the first."""
     return [(label, evidence[0], *rest) for label, evidence, *rest in causes(log)]
@@ -81,7 +70,11 @@ def decisive(log):
 @pytest.mark.slow
 def test_the_own_cases_several_times_in_a_log_have_the_causes_of_examining_every_line(monkeypatch):
     chance = random.Random(1)
-    logs = [*kinds("failures.toml"), *kinds("healthy.toml")]
+    logs = [
+        case["text"].split("\n")
+        for name in ("failures", "healthy")
+        for case in cases(f"{name}.toml")
+    ]
     monkeypatch.setattr(ranking, "_ENOUGH", 3)
 
     def other(line):

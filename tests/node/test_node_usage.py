@@ -113,9 +113,7 @@ def test_the_history_keeps_what_was_greatest_and_grows_ever_more_slowly(tmp_path
     assert {(one.usage.cpu, one.usage.memory) for one in found[-20:]} == {(51.0, 1006)}
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", '{"attempt": 0, "ranks": {"x": {}, "1": 3}}', '{"attempt": 0, "ranks": []}']
-)
+@pytest.mark.parametrize("text", ["", "{", '{"attempt": 0, "ranks": []}'])
 def test_a_record_that_is_no_record_is_left_out(tmp_path, text):
     (tmp_path / "exit_records").mkdir()
     (tmp_path / "exit_records/usage-0.json").write_text(text)

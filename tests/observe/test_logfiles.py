@@ -246,7 +246,6 @@ def test_any_logs_are_merged_in_blocks_of_any_size(tmp_path, monkeypatch, seed):
     rng = random.Random(seed)
     monkeypatch.setattr(logfiles, "_MIN_BLOCK", rng.choice([16, 300, 1 << 12]))
     monkeypatch.setattr(logfiles, "_ALL_BLOCKS_BYTES", 0)
-    monkeypatch.setattr(logfiles, "_MAX_OPEN_FILES", rng.choice([0, 2]))
     logs = [(node, list(any_lines(rng, node))) for node in range(rng.randrange(1, 6))]
     logs = [(node, lines) for node, lines in logs if lines]
     for node, lines in logs:

@@ -493,9 +493,13 @@ def inside(folder):
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None or not AXE.exists(), reason="optional: `make axe`, Chromium")
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    "shape",
+    [{"width": 1200}, {"width": 1200, "scheme": "dark"}, {"width": 390}],
+    ids=["wide", "dark", "phone"],
+)
 @pytest.mark.parametrize("kind", ["healthy", "preempted", "failed", "compared"])
-def test_axe_has_no_serious_finding(kind, scheme, start, here, capsys):
+def test_axe_has_no_serious_finding(kind, shape, start, here, capsys):
     names = ["one-a", "two-b"] if kind == "compared" else ["one-a"]
     for name in names:
         live = trained(start(name), [2, 1, 0.5])
@@ -504,6 +508,6 @@ def test_axe_has_no_serious_finding(kind, scheme, start, here, capsys):
         if kind == "preempted":
             inside(live.folder)
     report(capsys, *names, "--output", "page.html")
-    found = findings(here / "page.html", scheme=scheme)
+    found = findings(here / "page.html", **shape)
     assert found["passed"] > 10
-    assert found["lines"] == []
+    assert (found["lines"], found["wider"]) == ([], 0)

@@ -7,11 +7,9 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from deploykit.observe import stacks
-from deploykit.observe.stacks import Frame, spans
+from deploykit.observe.stacks import Frame
 from tests.observe import stack_samples as samples
 from tests.observe.stack_samples import (
     NEXT,
@@ -166,33 +164,9 @@ def test_the_newest_dump_is_found(tmp_path):
     assert stacks.newest(tmp_path).name == "20261123T072001Z-2"
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["rank", "tool", "process", "frames", "x"]), inner)
-    ),
-    max_leaves=20,
-)
-
-
-@given(st.data())
-def test_whatever_a_node_writes_is_a_dump_without_an_error(tmp_path_factory, data):
-    """Any part of a valid file is replaced by any JSON."""
-    tree = node_data(rank(0, *NEXT, children=(process(*WORKER),)))
-    part, key = tree, data.draw(st.sampled_from(sorted(tree)))
-    while data.draw(st.booleans()) and isinstance(part[key], (dict, list)) and part[key]:
-        part = part[key]
-        keys = sorted(part) if isinstance(part, dict) else range(len(part))
-        key = data.draw(st.sampled_from(list(keys)))
-    part[key] = data.draw(JSON)
-    folder = tmp_path_factory.mktemp("any") / "dump"
-    write(folder, json.dumps(tree), "{", "[]", "\0", "[" * 100_000)
-    dump = stacks.read(folder)
-    assert len(dump.absent) <= 10_000
-    text = "\n".join(stacks.lines(dump))
-    assert all(spans([one.rank]) in text for one in dump.ranks)
-    json.dumps(stacks.data(dump))
+def test_an_incomplete_file_is_left_out(tmp_path):
+    write(tmp_path / "a", node_data(rank(0, *NEXT)), '{"ranks": [{"rank": 1', "[]", "{}")
+    assert [one.rank for one in stacks.read(tmp_path / "a").ranks] == [0]
 
 
 def stall_record(folder, node=0, **changes):
@@ -232,29 +206,6 @@ def test_a_node_that_makes_progress_means_that_the_run_does(tmp_path):
 def test_times_are_told_in_steps(seconds, text, tmp_path):
     stall_record(tmp_path, seconds=seconds)
     assert stacks.stall_reason(tmp_path) == f"no progress for {text}"
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"seconds": -1},
-        {"seconds": 10**30},
-        {"nodes": 0},
-        {"time": "soon"},
-        {"time": "9999-12-31T23:59:59-23:00"},
-        {"dump": None},
-        {"attempt": "x"},
-    ],
-)
-def test_a_record_that_is_none_is_left_out(changes, tmp_path):
-    stall_record(tmp_path, **changes)
-    assert stacks.stall_reason(tmp_path) == ""
-
-
-@pytest.mark.parametrize("name", ["../a", "/etc", "a/b"])
-def test_a_record_names_no_folder_outside(name, tmp_path):
-    stall_record(tmp_path, dump=name)
-    assert stacks.stall_reason(tmp_path) == "no progress for 4 min"
 
 
 @pytest.mark.parametrize(

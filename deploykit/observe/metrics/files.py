@@ -119,24 +119,22 @@ class MetricFiles:
             for path in _walk(top):
                 try:
                     info = path.stat()
-                    known = self._readers.get(path, (None, None))[0] == info.st_ino
-                    if info.st_mtime >= self._created - _CLOCK_SECONDS and not known:
-                        self._begin(label, top, path, info)
                 except OSError as error:
                     self._note(f"{path}: {error.strerror}")
-
-    def _begin(self, label: str, top: Path, path: Path, info: os.stat_result) -> None:
-        if len(self._readers) >= _MAX_FILES:
-            return
-        if path.name == NAME:
-            source = f"{label}/{path.relative_to(top).as_posix()}"
-            at = 0 if self._most is None else max(0, info.st_size - self._most)
-            self._readers[path] = info.st_ino, JsonLines(source, at)
-        elif self._most is None or info.st_size <= self._most * _EVENT_FILE_FACTOR:
-            source = f"{label}/{path.parent.relative_to(top).as_posix()}".removesuffix("/.")
-            self._readers[path] = info.st_ino, EventFile(source)
-        else:
-            self._note(f"{path.name} is too large to be read here")
+                    continue
+                known = self._readers.get(path, (None, None))[0] == info.st_ino
+                is_old = info.st_mtime < self._created - _CLOCK_SECONDS
+                if known or is_old or len(self._readers) >= _MAX_FILES:
+                    continue
+                if path.name == NAME:
+                    source = f"{label}/{path.relative_to(top).as_posix()}"
+                    at = 0 if self._most is None else max(0, info.st_size - self._most)
+                    self._readers[path] = info.st_ino, JsonLines(source, at)
+                elif self._most is None or info.st_size <= self._most * _EVENT_FILE_FACTOR:
+                    source = f"{label}/{path.parent.relative_to(top).as_posix()}"
+                    self._readers[path] = info.st_ino, EventFile(source.removesuffix("/."))
+                else:
+                    self._note(f"{path.name} is too large to be read here")
 
     def _note(self, problem: str) -> None:
         if problem not in self.problems:

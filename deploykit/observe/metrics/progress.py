@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from deploykit.observe.metrics.log_reader import LogReader, Seen
+from deploykit.observe.metrics.log_reader import LogReader
 from deploykit.observe.metrics.series import Collection, Pace, Series, by_epochs, longest_gap
 
 _TOTAL_OPTIONS = (
@@ -83,16 +83,19 @@ class Progress:
 
 
 class _Position(NamedTuple):
-    step: int | None
-    total: int | None
-    epoch: float | None
-    epochs: int | None
-    time: float
+    """Where a run is as one source tells it."""
+
     source: str
+    time: float
+    pace: Pace | None
+    step: int | None = None
+    total: int | None = None
+    epoch: float | None = None
+    epochs: int | None = None
     rate: float | None = None
     left: float | None = None
     complete: bool = False
-    pace: Pace | None = None
+    """Whether it is that of a bar whose last step was reached."""
 
 
 def of(collection: Collection, log: LogReader, known: Length, now: float | None = None) -> Progress:
@@ -101,51 +104,43 @@ def of(collection: Collection, log: LogReader, known: Length, now: float | None 
     `now`, in seconds since 1970, is that of a run that goes on; without it the time left is that
     from the last step.
     """
-    positions = list(_positions(collection, log))
-    best = _best(positions)
-    if best is not None and best.epoch is None and log.epoch is not None:
-        best = best._replace(epoch=log.epoch.reading.epoch)
     sources: dict[str, str] = {}
-    loss = _training_loss(collection.series.values())
-    curve = _curve(loss)
+    progress = Progress(sources=sources, throughput=_throughput(collection, sources))
+    if loss := _training_loss(collection.series.values()):
+        sources["loss"] = loss.source
+        curve = tuple(value for _, value in loss.curve.pairs())
+        progress = replace(progress, loss=loss.last.value, curve=curve)
+    best = _best(list(_positions(collection, log)))
     if best is None:
-        value = None if loss is None else loss.last.value
-        sources |= {} if loss is None else {"loss": loss.source}
-        speed = _throughput(collection, sources)
-        return Progress(loss=value, sources=sources, curve=curve, throughput=speed)
+        return progress
+    if best.epoch is None and log.epoch is not None:
+        best = best._replace(epoch=log.epoch.reading.epoch)
+    sources |= {name: best.source for name in ("step", "epoch") if getattr(best, name) is not None}
     total, epochs = _lengths(best, log, known, collection, sources)
     rate = _rate(best, collection, sources)
-    left = _left(best, total, _epochs(best, total, epochs), rate)
-    left = None if left is None or left > _MAX_SECONDS else max(0.0, left - _age(best, now))
-    for name in ("step", "epoch"):
-        if getattr(best, name) is not None:
-            sources[name] = best.source
-    if left is not None:
+    left = _left(best, total, epochs, rate)
+    if left is not None and left <= _MAX_SECONDS:
+        left = max(0.0, left - _age(best, now))
         sources["left"] = sources.get("rate", best.source)
-    if loss is not None:
-        sources["loss"] = loss.source
-    return Progress(
-        step=best.step,
-        total=total,
-        epoch=best.epoch,
-        epochs=epochs,
-        loss=None if loss is None else loss.last.value,
-        rate=rate,
-        left=left,
-        sources=sources,
-        curve=curve,
-        throughput=_throughput(collection, sources),
+    else:
+        left = None
+    return replace(
+        progress, step=best.step, total=total, epoch=best.epoch, epochs=epochs, rate=rate, left=left
     )
 
 
 def _positions(collection: Collection, log: LogReader) -> Iterator[_Position]:
-    if bars := list(log.bars.values()):
-        yield _of_log(max(bars, key=lambda one: one.longest))
-    if log.step is not None:
-        yield _of_log(log.step)
-    if log.epoch is not None:
-        one = _of_log(log.epoch)
-        yield one._replace(step=None, total=None, rate=None, left=None)
+    bars = list(log.bars.values())
+    for seen in (max(bars, key=lambda one: one.longest, default=None), log.step, log.epoch):
+        if seen is not None:
+            line = seen.reading
+            place = line.step, line.total, line.epoch, line.epochs, line.rate, line.left
+            is_whole = line.title is not None and line.total is not None and line.step == line.total
+            source = f"log ({line.format})"
+            position = _Position(source, seen.time or 0.0, seen.pace, *place, complete=is_whole)
+            if seen is log.epoch:
+                position = position._replace(step=None, total=None, rate=None, left=None)
+            yield position
     newest: dict[str, Series] = {}
     for series in collection.series.values():
         if not series.source.startswith("log ("):
@@ -153,34 +148,9 @@ def _positions(collection: Collection, log: LogReader) -> Iterator[_Position]:
             if other is None or (series.last.step or 0) > (other.last.step or 0):
                 newest[series.source] = series
     for source, series in newest.items():
-        last = series.last
+        last, pace = series.last, collection.paces.get(source)
         if last.step is not None or last.epoch is not None:
-            yield _Position(
-                step=last.step,
-                total=None,
-                epoch=last.epoch,
-                epochs=None,
-                time=last.time or 0.0,
-                source=source,
-                pace=collection.paces.get(source),
-            )
-
-
-def _of_log(seen: Seen) -> _Position:
-    reading = seen.reading
-    is_bar = reading.title is not None
-    return _Position(
-        step=reading.step,
-        total=reading.total,
-        epoch=reading.epoch,
-        epochs=reading.epochs,
-        time=seen.time or 0.0,
-        source=f"log ({reading.format})",
-        rate=reading.rate,
-        left=reading.left,
-        complete=is_bar and reading.total is not None and reading.step == reading.total,
-        pace=seen.pace,
-    )
+            yield _Position(source, last.time or 0.0, pace, step=last.step, epoch=last.epoch)
 
 
 def _best(positions: Sequence[_Position]) -> _Position | None:
@@ -198,35 +168,28 @@ def _best(positions: Sequence[_Position]) -> _Position | None:
 
 
 def _lengths(
-    best: _Position,
-    log: LogReader,
-    known: Length,
-    collection: Collection,
-    sources: dict[str, str],
+    best: _Position, log: LogReader, known: Length, collection: Collection, sources: dict[str, str]
 ) -> tuple[int | None, int | None]:
     """The last step and the last epoch, from the first of the sources that tells."""
-    metrics = {one.name: one for one in collection.series.values() if one.name in _TOTAL_METRICS}
     inferred = best.total and best.epochs and not log.epochs  # by the arguments
     source = f"{best.source}, {known.epochs_source}" if inferred else best.source
     totals: list[tuple[int | None, str]] = [(best.total, source), (log.total, "log")]
-    totals += [(int(one.last.value), one.source) for one in metrics.values() if _counts(one)]
-    totals += [(known.total, known.total_source)]
-    epochs = [(log.epochs, "log"), (known.epochs, known.epochs_source)]
-    lengths = []
-    for name, candidates in (("total", totals), ("epochs", epochs)):
-        value, source = next((one for one in candidates if one[0]), (None, ""))
-        if value is not None:
-            sources[name] = source
-        lengths.append(value)
-    total = lengths[0]
-    if total is not None and best.step is not None and best.step > total:
-        total = None  # counted in another unit
-        del sources["total"]
-    return total, lengths[1]
-
-
-def _counts(series: Series) -> bool:
-    return math.isfinite(series.last.value) and series.last.value >= 1
+    totals += [
+        (int(one.last.value), one.source)
+        for one in collection.series.values()
+        if one.name in _TOTAL_METRICS and math.isfinite(one.last.value) and one.last.value >= 1
+    ]
+    totals.append((known.total, known.total_source))
+    total, total_source = next((one for one in totals if one[0]), (None, ""))
+    if total is not None and (best.step is None or best.step <= total):  # else of another unit
+        sources["total"] = total_source
+    else:
+        total = None
+    of_epochs = [(log.epochs, "log"), (known.epochs, known.epochs_source)]
+    epochs, epochs_source = next((one for one in of_epochs if one[0]), (None, ""))
+    if epochs is not None:
+        sources["epochs"] = epochs_source
+    return total, epochs
 
 
 def _rate(best: _Position, collection: Collection, sources: dict[str, str]) -> float | None:
@@ -258,16 +221,11 @@ def _left(
         return max(0.0, (epochs - best.epoch) / pace)
     if total is None or not rate:
         return best.left
+    if epochs is None and best.step and best.epoch and best.epoch % 1:  # a fraction of all
+        epochs = round(total * best.epoch / best.step)
     marks = best.pace.marks() if best.pace else []
-    exact = by_epochs(marks, total, total / epochs) if total and epochs else None
+    exact = by_epochs(marks, total, total / epochs) if epochs else None
     return max(0.0, (total - best.step) / rate if exact is None else exact)
-
-
-def _epochs(best: _Position, total: int | None, epochs: int | None) -> int | None:
-    """The number of epochs; where none is told, by the fraction of them that the log names."""
-    if epochs is not None or not (total and best.step and best.epoch and best.epoch % 1):
-        return epochs
-    return round(total * best.epoch / best.step) or None
 
 
 def _age(best: _Position, now: float | None) -> float:
@@ -288,15 +246,10 @@ def _throughput(collection: Collection, sources: dict[str, str]) -> tuple[str, f
 
 def _training_loss(series: Iterable[Series]) -> Series | None:
     """The series of the training loss; where there is none, one of another loss."""
-    losses = [one for one in series if _LOSS.fullmatch(one.name)]
-    return max(losses, key=_is_training_loss, default=None)
+    usual = {"loss", "train_loss", "train/loss", "training_loss", "loss/train"}
 
+    def likelihood(one: Series) -> tuple[bool, bool, int]:
+        name = one.name.lower()
+        return not _NOT_TRAINING.fullmatch(name), name in usual, one.count
 
-def _is_training_loss(one: Series) -> tuple[bool, bool, int]:
-    name = one.name.lower()
-    plain = name in {"loss", "train_loss", "train/loss", "training_loss", "loss/train"}
-    return not _NOT_TRAINING.fullmatch(name), plain, one.count
-
-
-def _curve(loss: Series | None) -> tuple[float, ...]:
-    return () if loss is None else tuple(value for _, value in loss.curve.pairs())
+    return max((one for one in series if _LOSS.fullmatch(one.name)), key=likelihood, default=None)

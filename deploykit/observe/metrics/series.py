@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from operator import itemgetter
 
 from deploykit.observe.metrics.points import Point
 
@@ -17,93 +19,66 @@ _MAX_PARTS = 500
 Pair = tuple[float, float]
 
 
-class _Part:
-    """Pairs that follow each other: the first, the least and the greatest, and their sum."""
-
-    __slots__ = ("count", "first", "greatest", "least", "total")
-
-    def __init__(self, pair: Pair) -> None:
-        self.first = self.least = self.greatest = pair
-        self.count, self.total = 1, pair[1]
-
-    def take(self, other: _Part) -> None:
-        """Add the pairs of the part that follows."""
-        self.least = min(self.least, other.least, key=_ascending)
-        self.greatest = min(self.greatest, other.greatest, key=_descending)
-        self.count += other.count
-        self.total += other.total
-
-
-def _ascending(pair: Pair) -> tuple[bool, float]:
-    return not math.isfinite(pair[1]), pair[1]
-
-
-def _descending(pair: Pair) -> tuple[bool, float]:
-    return not math.isfinite(pair[1]), -pair[1]
+def ends(pairs: Sequence[Pair]) -> list[Pair]:
+    """The pairs with the least and the greatest finite second number, in their order."""
+    finite = [pair for pair in pairs if math.isfinite(pair[1])] or pairs[:1]
+    return sorted({min(finite, key=itemgetter(1)), max(finite, key=itemgetter(1))})
 
 
 class Outline:
     """Pairs in their order; of many, the least and the greatest of each part, and the last one."""
 
     def __init__(self) -> None:
-        self._parts: list[_Part] = []
-        self._most = 1
+        self._parts: list[list[Pair]] = []
+        self._open: list[Pair] = []
+        """Pairs of the part that is not full yet."""
+        self._size = 1
         """Pairs in a part."""
-        self._last: Pair | None = None
+        self._last: list[Pair] = []
+        self._count, self._total = 0, 0.0
 
     def add(self, x: float, y: float) -> None:
         """Add a pair."""
-        self._last = (x, y)
-        part = _Part(self._last)
-        if self._parts and self._parts[-1].count < self._most:
-            self._parts[-1].take(part)
-            return
-        self._parts.append(part)
-        if len(self._parts) > _MAX_PARTS:
-            for one, following in zip(self._parts[::2], self._parts[1::2], strict=False):
-                one.take(following)
-            self._parts = self._parts[::2]
-            self._most *= 2
+        self._last = [(x, y)]
+        self._count, self._total = self._count + 1, self._total + y
+        self._open.append((x, y))
+        if len(self._open) == self._size:
+            self._parts.append(ends(self._open))
+            self._open = []
+        if len(self._parts) == _MAX_PARTS:
+            pairs = zip(self._parts[::2], self._parts[1::2], strict=True)
+            self._parts = [ends([*one, *other]) for one, other in pairs]
+            self._size *= 2
 
     def drop_from(self, x: float) -> None:
         """Forget the pairs whose first number is `x` or more."""
-        self._parts = [part for part in self._parts if part.first[0] < x]
-        for part in self._parts[-1:]:
-            part.least, part.greatest = (
-                pair if pair[0] < x else part.first for pair in (part.least, part.greatest)
-            )
-        self._last = max(self._pairs(), default=None)
+        parts = ([pair for pair in part if pair[0] < x] for part in self._parts)
+        self._parts = [part for part in parts if part]
+        self._open = [pair for pair in self._open if pair[0] < x]
+        self._last = []
 
     def pairs(self) -> list[Pair]:
         """The pairs in their order."""
-        pairs = self._pairs()
-        return pairs if self._last is None or pairs[-1] == self._last else [*pairs, self._last]
-
-    def _pairs(self) -> list[Pair]:
-        return [pair for part in self._parts for pair in sorted({part.least, part.greatest})]
+        parts = [*self._parts, ends(self._open) if self._open else []]
+        pairs = [pair for part in parts for pair in part]
+        return pairs if pairs[-1:] == self._last else [*pairs, *self._last]
 
     def mean(self) -> float:
-        """The mean of all second numbers; 0 where there are none."""
-        count = sum(part.count for part in self._parts)
-        return math.fsum(part.total for part in self._parts) / count if count else 0.0
+        """The mean of all second numbers that were added; 0 where there are none."""
+        return self._total / self._count if self._count else 0.0
 
-
-_RECENT_SHARE = 0.5
-"""The share of the time so far over which the pace is taken: it may change."""
-_MIN_MARKS = 2
-"""Marks that make a difference."""
 
 Marks = Sequence[tuple[float, float]]
 """Times in seconds and the counts reached then; both grow."""
 
 
 def rate(marks: Marks) -> float | None:
-    """The growth in a second, over the last part of the time; None where it is not known."""
-    if len(marks) < _MIN_MARKS:
+    """The growth in a second, over the last half of the time; None where it is not known."""
+    if len(marks) < 2:  # noqa: PLR2004 - a difference
         return None
     end, at = marks[-1]
-    since = end - (end - marks[0][0]) * _RECENT_SHARE
-    start, was = next((pair for pair in reversed(marks[:-1]) if pair[0] <= since), marks[0])
+    middle = _middle(marks)
+    start, was = next((pair for pair in reversed(marks[:-1]) if pair[0] <= middle), marks[0])
     return (at - was) / (end - start) if end > start else None
 
 
@@ -123,7 +98,7 @@ def by_epochs(marks: Marks, end: float, each: float) -> float | None:
     ended = math.ceil(at / each) - 1
     spans = list(itertools.pairwise(marks))[1:]
     within = [span for span in spans if not _ends(span, each)]
-    recent = [span for span in within if span[0][0] >= _since(marks)] or within
+    recent = [span for span in within if span[0][0] >= _middle(marks)] or within
     steps = sum(after[1] - before[1] for before, after in recent)
     if ended < 1 or not steps:
         return None
@@ -137,9 +112,9 @@ def by_epochs(marks: Marks, end: float, each: float) -> float | None:
     return (end - at) * pause + (math.ceil(end / each) - ended) * boundary
 
 
-def _since(marks: Marks) -> float:
-    end = marks[-1][0]
-    return end - (end - marks[0][0]) * _RECENT_SHARE
+def _middle(marks: Marks) -> float:
+    """The middle of the time so far, after which the pace is taken: it may change."""
+    return (marks[0][0] + marks[-1][0]) / 2
 
 
 def _ends(span: tuple[tuple[float, float], tuple[float, float]], each: float) -> range:
@@ -158,9 +133,6 @@ class Pace:
     """How fast a count grows: times and counts of one attempt, evenly thinned if there are many."""
 
     def __init__(self) -> None:
-        self._begin()
-
-    def _begin(self) -> None:
         self._pairs: list[Pair] = []
         self._every, self._count = 1, 0
         self._last: Pair = (-math.inf, -math.inf)
@@ -168,7 +140,8 @@ class Pace:
     def add(self, time: float, at: float) -> None:
         """Note the count at a time, in seconds. A lower count than before begins anew."""
         if at < self._last[1]:
-            self._begin()
+            self._pairs, self._every, self._count = [], 1, 0
+            self._last = (-math.inf, -math.inf)
         if time <= self._last[0] or at <= self._last[1]:
             return
         self._last = (time, at)
@@ -219,10 +192,8 @@ class Series:
         self.last = point
         self.count += 1
         if not math.isnan(point.value):
-            self.least, self.greatest = (
-                min(self.least, point.value),
-                max(self.greatest, point.value),
-            )
+            self.least = min(self.least, point.value)
+            self.greatest = max(self.greatest, point.value)
 
 
 def _x(point: Point, number: int) -> float:
@@ -250,25 +221,20 @@ class Collection:
         """The same points, each of which is added before it is yielded."""
         for point in points:
             key = (point.source, point.name)
-            series = self.series.get(key)
-            if series is None and len(self.series) < _MAX_SERIES:
-                series = self.series[key] = Series(point.name, point.source, point)
-            if series is not None:
-                series.add(point)
-                self._place(point)
+            if key not in self.series and len(self.series) < _MAX_SERIES:
+                self.series[key] = Series(point.name, point.source, point)
+            if key in self.series:
+                self.series[key].add(point)
+                if point.step is not None:
+                    self._place(point, point.step)
             yield point
 
-    def _place(self, point: Point) -> None:
+    def _place(self, point: Point, step: int) -> None:
         """Note when a step came, and where an attempt began."""
-        if point.step is None:
-            return
         if point.time is not None:
-            if point.source not in self.paces:
-                self.paces[point.source] = Pace()
-            self.paces[point.source].add(point.time, point.step)
+            self.paces.setdefault(point.source, Pace()).add(point.time, step)
         if point.attempt:
-            first = self.restarts.get(point.attempt, point.step)
-            self.restarts[point.attempt] = min(point.step, first)
+            self.restarts[point.attempt] = min(step, self.restarts.get(point.attempt, step))
 
 
 def is_chosen(name: str, patterns: Sequence[str]) -> bool:
@@ -281,43 +247,51 @@ def without_repeats(points: Iterable[Point]) -> Iterator[Point]:
 
     Series by series, in the order in which these came.
     """
-    kept: dict[tuple[str, str], array[float]] = {}
+    kept: dict[tuple[str, str], Steps] = {}
     for point in points:
-        key = point.source, point.name
-        if key not in kept:
-            kept[key] = array("d")
-        _keep(kept[key], point)
-    for (source, name), numbers in kept.items():
-        for at in range(0, len(numbers), _WIDTH):
-            step, epoch, time, attempt, value = numbers[at : at + _WIDTH]
-            yield Point(
-                name,
-                value,
-                step=_whole(step),
-                epoch=_known(epoch),
-                time=_known(time),
-                attempt=_whole(attempt),
-                source=source,
-            )
+        kept.setdefault((point.source, point.name), Steps()).add(point)
+    for (source, name), steps in kept.items():
+        for point in steps.points():
+            yield point._replace(name=name, source=source)
 
 
-_WIDTH = 5
-"""Numbers of a point: as a tuple it would take six times the memory."""
+class Steps:
+    """The points of one series without those of steps that were repeated later.
 
+    As numbers, since a log may have millions: as a tuple one would take six times the memory.
+    """
 
-def _keep(numbers: array[float], point: Point) -> None:
-    """Add a point after its predecessors, those of its step or a later one excepted."""
-    if point.step is not None:
-        while numbers and numbers[-_WIDTH] >= point.step:  # false for NaN: that step is not known
-            del numbers[-_WIDTH:]
-    place = point.step, point.epoch, point.time, point.attempt
-    numbers.extend(math.nan if one is None else one for one in place)
-    numbers.append(point.value)
+    _WIDTH = 5
+    """Numbers of a point."""
 
+    def __init__(self) -> None:
+        self._numbers = array("d")
 
-def _known(number: float) -> float | None:
-    return None if math.isnan(number) else number
+    def __len__(self) -> int:
+        return len(self._numbers) // self._WIDTH
 
+    def add(self, point: Point) -> None:
+        """Add a point. One of an earlier step, as after a restart, replaces those from it on."""
+        numbers, step = self._numbers, point.step
+        while step is not None and numbers and numbers[-self._WIDTH] >= step:  # false for NaN
+            del numbers[-self._WIDTH :]
+        place = step, point.epoch, point.time, point.attempt
+        numbers.extend(math.nan if one is None else one for one in place)
+        numbers.append(point.value)
 
-def _whole(number: float) -> int | None:
-    return None if math.isnan(number) else int(number)
+    def count_to(self, step: int) -> int:
+        """How many points have a step of at most `step`, if all have one."""
+        return bisect_right(self._numbers[:: self._WIDTH], step)
+
+    def forget(self, count: int) -> None:
+        """Drop the first points."""
+        del self._numbers[: count * self._WIDTH]
+
+    def points(self, start: int = 0, stop: int | None = None) -> Iterator[Point]:
+        """The points from `start` to `stop`, without name and source."""
+        for at in range(len(self))[start:stop]:
+            *place, value = self._numbers[at * self._WIDTH : (at + 1) * self._WIDTH]
+            step, epoch, time, attempt = (None if math.isnan(one) else one for one in place)
+            whole_step = None if step is None else int(step)
+            whole_attempt = None if attempt is None else int(attempt)
+            yield Point("", value, whole_step, epoch, time, whole_attempt)

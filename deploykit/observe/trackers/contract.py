@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import heapq
 import importlib
-import math
-from array import array
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
 from deploykit.observe.metrics.points import SAGEMAKER_SOURCE, Point, Value
+from deploykit.observe.metrics.series import Steps
 
-_LOG = "log ("
-"""Begins the source of what was read from a log."""
-_LAST = (_LOG, SAGEMAKER_SOURCE)
-"""Sources after all files; the second has last values alone."""
+_LAST = ("log (", SAGEMAKER_SOURCE)
+"""Beginnings of sources after all files; the second has last values alone."""
 _MAX_SERIES = 2000
 """Series of one run; an untrusted file may hold any number of names."""
 
@@ -39,75 +35,56 @@ class Selection:
         """Add points, of which those of one source come in their order."""
         for point in points:
             name = self._clean(point.name)
-            if name not in self._series and len(self._series) >= _MAX_SERIES:
-                continue
-            sources = self._series.setdefault(name, {})
-            key = f"{point.source}\0{point.name}"
-            if key not in sources:
-                sources[key] = _Series(point)
-            sources[key].add(point)
+            if name in self._series or len(self._series) < _MAX_SERIES:
+                sources = self._series.setdefault(name, {})
+                key = f"{point.source}\0{point.name}"
+                if key not in sources:
+                    sources[key] = _Series(point)
+                sources[key].add(point)
 
     def due(self, sent: Mapping[str, int], *, final: bool) -> Iterator[Value]:
         """The values to send, by step; `sent` is the last step of each name that was sent."""
         chosen = {name: sources[min(sources, key=_place)] for name, sources in self._series.items()}
-        values = [
+        values = (
             series.after(name, sent.get(name, -1), whole=final) for name, series in chosen.items()
-        ]
+        )
         return heapq.merge(*values, key=lambda one: one.step)
 
     def forget(self, sent: Mapping[str, int]) -> None:
         """Drop the values up to those steps."""
         for name, sources in self._series.items():
             for series in sources.values():
-                series.forget(sent.get(name, -1))
+                series.steps.forget(series.steps.count_to(sent.get(name, -1)))
 
 
 class _Series:
-    """The points of one name in one source, by step; a repeated step has its last value.
+    """The points of one name in one source, by step.
 
     The first point decides what counts as the step: the step, the whole epoch, or else the number
     of the point.
     """
 
     def __init__(self, first: Point) -> None:
-        self._counts: Callable[[Point], int | None] = self._number
+        self.steps = Steps()
+        self._added = 0
+        self._counts: Callable[[Point], int | None] = lambda _: self._added
         if first.step is not None:
             self._counts = lambda point: point.step
         elif _epoch(first) is not None:
             self._counts = _epoch
-        self._added = 0
-        self._steps = array("q")
-        self._values, self._times = array("d"), array("d")
-        """As numbers, since a log may have millions; the time is NaN where it is not known."""
-
-    def _number(self, _: Point) -> int:
-        return self._added
 
     def add(self, point: Point) -> None:
-        """Add a point. One of an earlier step, as after a restart, replaces those from it on."""
+        """Add a point, unless it does not tell what counts as its step."""
         step = self._counts(point)
-        if step is None:
-            return
-        self._added += 1
-        while self._steps and self._steps[-1] >= step:
-            self._steps.pop()
-            self._values.pop()
-            self._times.pop()
-        self._steps.append(step)
-        self._values.append(point.value)
-        self._times.append(math.nan if point.time is None else point.time)
+        if step is not None:
+            self._added += 1
+            self.steps.add(point._replace(step=step))
 
     def after(self, name: str, step: int, *, whole: bool) -> Iterator[Value]:
         """The values after a step; with `whole` the newest too."""
-        for at in range(bisect_right(self._steps, step), len(self._steps) - (not whole)):
-            time = self._times[at]
-            known = None if math.isnan(time) else time
-            yield Value(name, self._values[at], self._steps[at], known)
-
-    def forget(self, step: int) -> None:
-        """Drop the points up to a step."""
-        count = bisect_right(self._steps, step)
-        del self._steps[:count], self._values[:count], self._times[:count]
+        stop = len(self.steps) - (not whole)
+        for point in self.steps.points(self.steps.count_to(step), stop):
+            yield Value(name, point.value, point.step or 0, point.time)
 
 
 def _place(source: str) -> tuple[int, str]:
@@ -169,16 +146,11 @@ class Tracker(Protocol):
         """Where a person sees the run."""
 
 
-_MODULES = {
-    "mlflow": "deploykit.observe.trackers.mlflow",
-    "tensorboard": "deploykit.observe.trackers.tensorboard",
-    "trackio": "deploykit.observe.trackers.trackio",
-    "wandb": "deploykit.observe.trackers.wandb",
-}
 AT_END = {"wandb"}
 """Those that get a run when it has ended."""
 
 
 def make(kind: str, where: str, about: About, memory: Memory) -> Tracker:
-    """The tracker of a kind, which reads and changes `memory`."""
-    return cast("Tracker", importlib.import_module(_MODULES[kind]).make(where, about, memory))
+    """The tracker of a kind, which reads and changes `memory`; its module is named like it."""
+    module = importlib.import_module(f"deploykit.observe.trackers.{kind}")
+    return cast("Tracker", module.make(where, about, memory))

@@ -15,11 +15,8 @@ import math
 import os
 import re
 import ssl
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from http.client import HTTPException
-from threading import Thread
 from typing import Any
 from urllib import parse, request
 from urllib.error import HTTPError
@@ -88,27 +85,22 @@ class MLflow:
     def begin(self) -> Mapping[str, int]:
         """Find the run by its id or its tag, or make it; the steps as the server has them."""
         try:
-            return self._begin()
+            run = self._known() or self._tagged() or self._made()
+            info, data = run["info"], run.get("data", {})
+            self._send_params({str(one["key"]) for one in data.get("params", ())})
+            self._status = info.get("status")
+            is_deleted = info.get("lifecycle_stage") == "deleted"
+            steps = {str(one["key"]): int(one.get("step", 0)) for one in data.get("metrics", ())}
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise BackendUnavailable(
                 f"{self._base} does not seem to be an MLflow server", hint="check the address"
             ) from error
-
-    def _begin(self) -> Mapping[str, int]:
-        run = self._known() or self._tagged() or self._made()
-        info, data = run["info"], run.get("data", {})
-        self._send_params({str(one["key"]) for one in data.get("params", ())})
-        self._status = info.get("status")
-        if info.get("lifecycle_stage") == "deleted":
+        if is_deleted:
             raise NotFound(
                 f"the run was deleted in MLflow: {self.url}",
                 hint="restore it there, or remove `track.mlflow`",
             )
-        return {
-            str(one["key"]): int(one.get("step", 0))
-            for one in data.get("metrics", ())
-            if isinstance(one, dict) and "key" in one
-        }
+        return steps
 
     def send(self, values: Sequence[Value]) -> None:
         """Send the values. MLflow keeps one of those that are equal in all fields."""
@@ -160,20 +152,15 @@ class MLflow:
         )["run"]
         return self._remembered(run)
 
-    def _send_params(self, known: Container[str]) -> None:
+    def _send_params(self, known: set[str]) -> None:
         """Send the parameters that the run lacks: all of a new one, or after a kill the rest."""
-        params = [one for one in self._params() if one["key"] not in known]
+        named: dict[str, str] = {}
+        for name, value in self._about.params.items():
+            named.setdefault(self.clean(name), value[:_MAX_PARAM_LENGTH])
+        params = [{"key": k, "value": value} for k, value in named.items() if k not in known]
         for start in range(0, len(params), _MAX_PARAMS):
             batch = params[start : start + _MAX_PARAMS]
             self._ask("runs/log-batch", run_id=self._memory["id"], params=batch)
-
-    def _params(self) -> Iterator[dict[str, str]]:
-        seen = set()
-        for name, value in self._about.params.items():
-            key = self.clean(name)
-            if key not in seen:
-                seen.add(key)
-                yield {"key": key, "value": value[:_MAX_PARAM_LENGTH]}
 
     def _remembered(self, run: Any) -> Any:
         self._memory["id"] = str(run["info"]["run_id"])
@@ -223,11 +210,19 @@ class SageMakerSigner:
 
     def __call__(self, method: str, url: str, body: bytes) -> Mapping[str, str]:
         """The headers of a request. Raises NotPermitted where there are no credentials."""
-        from botocore.awsrequest import AWSRequest  # not for other trackers
+        import boto3  # not for other trackers
+        from botocore.auth import SigV4Auth
+        from botocore.awsrequest import AWSRequest
 
+        kind, region = _arn_parts(self._arn)
         if self._auth is None:
-            self._auth = self._new()
-        kind, _ = _arn_parts(self._arn)
+            credentials: Any = boto3.Session().get_credentials()
+            if credentials is None:
+                raise NotPermitted(
+                    f"there are no AWS credentials for {self._arn}",
+                    hint="aws configure, or aws sso login",
+                )
+            self._auth = SigV4Auth(credentials, _SERVICES[kind], region)
         headers = {_ARN_HEADERS[kind]: self._arn}
         headers["X-Amz-Content-SHA256"] = hashlib.sha256(body).hexdigest()
         if body:
@@ -235,19 +230,6 @@ class SageMakerSigner:
         request = AWSRequest(method=method, url=url, data=body, headers=headers)
         self._auth.add_auth(request)
         return {str(name): str(value) for name, value in request.headers.items()}
-
-    def _new(self) -> Any:
-        import boto3
-        from botocore.auth import SigV4Auth
-
-        kind, region = _arn_parts(self._arn)
-        credentials: Any = boto3.Session().get_credentials()
-        if credentials is None:
-            raise NotPermitted(
-                f"there are no AWS credentials for {self._arn}",
-                hint="aws configure, or aws sso login",
-            )
-        return SigV4Auth(credentials, _SERVICES[kind], region)
 
 
 def _arn_parts(arn: str) -> tuple[str, str]:
@@ -260,8 +242,6 @@ Sign = Callable[[str, str, bytes], Mapping[str, str]]
 """Headers for a request, by its method, URL and body."""
 _READ_SECONDS = 30.0
 """Seconds to wait for the next bytes of an answer."""
-_MAX_SECONDS = 60.0
-"""Seconds that a request and its answer may take in all."""
 _MAX_BYTES = 64 << 20
 """Bytes of an answer."""
 _DENIED = {401, 403}
@@ -281,10 +261,7 @@ class Client:
 
     def __init__(self, base: str, sign: Sign, context: ssl.SSLContext | None = None) -> None:
         self._base, self._sign = base, sign
-        handlers: list[request.BaseHandler] = [_NoRedirect()]
-        if context is not None:
-            handlers.append(request.HTTPSHandler(context=context))
-        self._opener = request.build_opener(*handlers)
+        self._opener = request.build_opener(_NoRedirect(), request.HTTPSHandler(context=context))
 
     def get(self, path: str, **values: str) -> Any:
         """The answer to a GET. Raises Refused, NotPermitted, TryAgain or BackendUnavailable."""
@@ -299,70 +276,39 @@ class Client:
         headers = {"Content-Type": "application/json"} if body else {}
         headers |= self._sign(method, url, body)
         message = request.Request(url, body or None, headers, method=method)  # noqa: S310 - checked
-        return self._in_time(partial(self._answer, message))
-
-    def _in_time(self, ask: Callable[[], Any]) -> Any:
-        """What `ask` returns or raises. Raises TryAgain if it takes longer than `_MAX_SECONDS`.
-
-        The timeout of a socket is that of a single read, so a thread waits, and is abandoned.
-        """
-        outcome: Future[Any] = Future()
-
-        def work() -> None:
-            try:
-                outcome.set_result(ask())
-            except Exception as error:  # noqa: BLE001 - raised where it is waited for
-                outcome.set_exception(error)
-
-        Thread(target=work, daemon=True).start()
-        try:
-            return outcome.result(timeout=_MAX_SECONDS)
-        except TimeoutError:
-            raise TryAgain(
-                f"{self._base} did not finish its answer within {_MAX_SECONDS:g} s",
-                hint="send it later with `deploykit sync`",
-            ) from None
-
-    def _answer(self, message: request.Request) -> Any:
         try:
             with self._opener.open(message, timeout=_READ_SECONDS) as answer:
-                return _decoded(self._base, answer.read(_MAX_BYTES))
+                content = answer.read(_MAX_BYTES) or b"{}"
         except HTTPError as refusal:
             with refusal:
-                raise _meaning(self._base, refusal) from refusal
+                raise self._meaning(refusal) from refusal
         except (HTTPException, OSError, ValueError) as problem:
             reason = getattr(problem, "reason", None) or problem
             raise BackendUnavailable(
                 f"{self._base} cannot be reached: {reason}",
                 hint="check the address and the network; nothing is lost",
             ) from problem
+        try:
+            return from_json(content)
+        except ValueError as problem:
+            raise BackendUnavailable(f"{self._base} did not answer with JSON") from problem
 
-
-def _decoded(base: str, body: bytes) -> Any:
-    try:
-        return from_json(body or b"{}")
-    except ValueError as problem:
-        raise BackendUnavailable(f"{base} did not answer with JSON") from problem
-
-
-def _meaning(base: str, refusal: HTTPError) -> DeploykitError:
-    """The error for an answer that is none of 2xx."""
-    if "Location" in refusal.headers:
-        return BackendUnavailable(
-            f"{base} redirects to {refusal.headers['Location']}; use that address"
-        )
-    try:
-        data = from_json(refusal.read(_MAX_BYTES))
-    except (OSError, ValueError):
-        data = {}
-    data = data if isinstance(data, dict) else {}
-    reason = str(data.get("message") or refusal.reason)[:500]
-    message = f"{base} answered {refusal.code}: {reason}"
-    if refusal.code in _DENIED:
-        return NotPermitted(message, hint="check the credentials in the environment")
-    if refusal.code in _BUSY:
-        return TryAgain(message, hint="send it later with `deploykit sync`")
-    return Refused(message, str(data.get("error_code", refusal.code)))
+    def _meaning(self, refusal: HTTPError) -> DeploykitError:
+        """The error for an answer that is none of 2xx."""
+        if address := refusal.headers.get("Location"):
+            return BackendUnavailable(f"{self._base} redirects to {address}; use that address")
+        try:
+            data = from_json(refusal.read(_MAX_BYTES))
+        except (OSError, ValueError):
+            data = {}
+        data = data if isinstance(data, dict) else {}
+        reason = str(data.get("message") or refusal.reason)[:500]
+        message = f"{self._base} answered {refusal.code}: {reason}"
+        if refusal.code in _DENIED:
+            return NotPermitted(message, hint="check the credentials in the environment")
+        if refusal.code in _BUSY:
+            return TryAgain(message, hint="send it later with `deploykit sync`")
+        return Refused(message, str(data.get("error_code", refusal.code)))
 
 
 class _NoRedirect(request.HTTPRedirectHandler):

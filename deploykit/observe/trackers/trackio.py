@@ -9,7 +9,8 @@ importers do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -44,49 +45,41 @@ class Trackio:
     def begin(self) -> Mapping[str, int]:
         """The last step of each metric in the database. Raises BackendUnavailable."""
         last: dict[str, int] = {}
-        try:
-            storage = _storage()
+        with _storage() as storage:
             storage.validate_project_name(self._project)
             for row in storage.get_logs(self._project, self._about.run):
                 for name in row.keys() - _RESERVED:
                     last[name] = max(last.get(name, -1), int(row["step"]))
-        except Exception as error:
-            raise _refused(error) from error
         return last
 
     def send(self, values: Sequence[Value]) -> None:
         """Write the values. Raises BackendUnavailable."""
-        run = self._about.run
-        try:
-            _storage().bulk_log(
+        run, now = self._about.run, datetime.now(UTC).timestamp()
+        times = (now if one.time is None else one.time for one in values)
+        with _storage() as storage:
+            storage.bulk_log(
                 project=self._project,
                 run=run,
                 metrics_list=[{one.name: one.value} for one in values],
                 steps=[one.step for one in values],
-                timestamps=[_time(one) for one in values],
+                timestamps=[datetime.fromtimestamp(time, UTC).isoformat() for time in times],
                 log_ids=[f"deploykit:{run}:{one.step}:{one.name}" for one in values],
                 config=dict(self._about.params),
             )
-        except Exception as error:
-            raise _refused(error) from error
 
     def end(self, ending: Ending | None) -> None:
         """Nothing: a run of Trackio has no state."""
 
 
-def _storage() -> Any:
-    from trackio.sqlite_storage import SQLiteStorage  # few have it
+@contextlib.contextmanager
+def _storage() -> Iterator[Any]:
+    """The package's database. Raises BackendUnavailable for any error of the package."""
+    try:
+        from trackio.sqlite_storage import SQLiteStorage  # few have it
 
-    return SQLiteStorage
-
-
-def _time(value: Value) -> str:
-    moment = datetime.now(UTC) if value.time is None else datetime.fromtimestamp(value.time, UTC)
-    return moment.isoformat()
-
-
-def _refused(error: Exception) -> BackendUnavailable:
-    return BackendUnavailable(
-        f"trackio: {type(error).__name__}: {error}",
-        hint="tested with trackio 0.43; `deploykit sync` tries again",
-    )
+        yield SQLiteStorage
+    except Exception as error:
+        raise BackendUnavailable(
+            f"trackio: {type(error).__name__}: {error}",
+            hint="tested with trackio 0.43; `deploykit sync` tries again",
+        ) from error

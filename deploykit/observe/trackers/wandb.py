@@ -7,9 +7,10 @@ key it is written as an offline run, for ``wandb sync`` or for a later `deployki
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from deploykit.lib.errors import BackendUnavailable
@@ -48,24 +49,19 @@ class WandB:
 
     def send(self, values: Sequence[Value]) -> None:
         """Log the values. Raises BackendUnavailable."""
-        try:
+        with _asked():
             self._run = self._run or self._opened()
             for one in values:
                 self._run.log({one.name: one.value}, step=one.step)
-        except Exception as error:
-            raise _refused(error) from error
         self._sent.update({one.name: one.step for one in values})
 
     def end(self, ending: Ending | None) -> None:
         """Finish the run, and wait until all was sent. Raises BackendUnavailable."""
         if self._run is None:
             return
-        code = 0 if ending is None or ending.state == "succeeded" else 1
-        try:
+        with _asked():
             url = self._run.url or self._run.dir
-            self._run.finish(exit_code=code)
-        except Exception as error:
-            raise _refused(error) from error
+            self._run.finish(exit_code=int(ending is not None and ending.state != "succeeded"))
         self._memory |= {"mode": _mode(), "url": url, "sent": self._sent}
 
     def _opened(self) -> Any:
@@ -98,8 +94,13 @@ def _mode() -> str:
     return "online" if os.environ.get("WANDB_API_KEY") else "offline"
 
 
-def _refused(error: Exception) -> BackendUnavailable:
-    return BackendUnavailable(
-        f"wandb: {type(error).__name__}: {error}",
-        hint="see https://docs.wandb.ai; `deploykit sync` tries again",
-    )
+@contextlib.contextmanager
+def _asked() -> Iterator[None]:
+    """Raise BackendUnavailable for any error of the package."""
+    try:
+        yield
+    except Exception as error:
+        raise BackendUnavailable(
+            f"wandb: {type(error).__name__}: {error}",
+            hint="see https://docs.wandb.ai; `deploykit sync` tries again",
+        ) from error

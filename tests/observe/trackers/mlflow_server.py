@@ -11,13 +11,11 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from pathlib import Path
 
 import pytest
 
+from tests.observe.trackers.tracked import PYTHON
 from tests.ports import free_port
-
-PYTHON = Path(__file__).parents[3] / ".venv-trackers/bin/python"
 
 
 class Server:

@@ -9,24 +9,13 @@ import pytest
 
 from deploykit.backends import slurm
 from deploykit.cli import main as cli
-from deploykit.observe.trackers.mlflow import Client
 from deploykit.run import registry
 from tests.backends.slurm.slurm_helpers import ended, output, wait_for
 from tests.observe.trackers.mlflow_server import mlflow  # noqa: F401 - a fixture
-from tests.observe.trackers.tracked import attempt, loss, tracked
+from tests.observe.trackers.tracked import attempt, loss, sent, sync, tracked
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("slurm")]
-
-
-def sync(capsys, *words, code=0):
-    assert cli.main(["sync", *words]) == code, capsys.readouterr().err
-    return capsys.readouterr()
-
-
-def sent(capsys, *words):
-    (one,) = json.loads(sync(capsys, *words, "--json").out)["trackers"]
-    return one["values"]
 
 
 def test_a_run_that_was_preempted_thrice(live, mlflow, capsys):  # noqa: F811
@@ -122,26 +111,6 @@ def test_a_server_that_is_down_gets_everything_later(start, mlflow, capsys):  # 
     live.end()
     tracked(live, {"mlflow": mlflow.address})  # it has another port now
     assert sent(capsys, "later-run") == 20
-
-
-def test_parameters_are_sent_after_a_kill_before_them(start, mlflow, capsys, monkeypatch):  # noqa: F811
-    live = tracked(start("killed-run"), {"mlflow": mlflow.address})
-    post = Client.post
-
-    def killed(client, path, data):
-        if "params" in data:
-            raise KeyboardInterrupt
-        return post(client, path, data)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Client, "post", killed)
-        sync(capsys, "killed-run", code=130)
-    live.end()
-    sync(capsys, "killed-run")
-    sync(capsys, "killed-run")
-    (run,) = mlflow.runs("killed-run")
-    params = {one["key"]: one["value"] for one in run["data"]["params"]}
-    assert params == {"--lr": "0.1", "--_odd name": "x", "entrypoint.script": "train.py"}
 
 
 def test_a_run_that_was_deleted_there(start, mlflow, capsys):  # noqa: F811

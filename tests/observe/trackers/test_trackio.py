@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 
 import pytest
 
 from deploykit.cli import main as cli
-from tests.live_run import ROOT
-from tests.observe.trackers.mlflow_server import PYTHON
-from tests.observe.trackers.tracked import attempt, loss, tracked
+from tests.observe.trackers.tracked import PYTHON, attempt, loss, python, tracked
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,17 +21,12 @@ print(json.dumps({"runs": runs, "rows": SQLiteStorage.get_logs("digits", runs[0]
 """
 
 
-def python(*words, folder):
-    env = {"PYTHONPATH": str(ROOT), "TRACKIO_DIR": str(folder), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [PYTHON, *words], env={**os.environ, **env}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def in_store(folder, *words, code=0):
+    return python(*words, code=code, TRACKIO_DIR=str(folder), HF_HUB_OFFLINE="1")
 
 
-def sent(folder):
-    (one,) = json.loads(python("-m", "deploykit", "sync", "--json", folder=folder))["trackers"]
+def values_sent(folder):
+    (one,) = json.loads(in_store(folder, "-m", "deploykit", "sync", "--json"))["trackers"]
     assert (one["error"], one["url"]) == (None, "trackio show --project digits")
     return one["values"]
 
@@ -46,14 +37,14 @@ def test_a_run_that_was_preempted_thrice(live, tmp_path):
     counts = []
     for number, first in enumerate((0, 20, 40, 60)):
         attempt(live, number, range(first, first + 30))
-        counts.append(sent(store))
+        counts.append(values_sent(store))
         if number == 1:
             (live.folder / "tracking.json").unlink()  # the database remembers
     live.end()
-    counts += [sent(store), sent(store)]
+    counts += [values_sent(store), values_sent(store)]
     assert (sum(counts), counts[-1]) == (180, 0)
     assert min(counts[:4]) > 0  # it gets them while the run lives
-    found = json.loads(python("-c", READ, folder=store))
+    found = json.loads(in_store(store, "-c", READ))
     assert [name for name, _ in found["runs"]] == ["live-run"]
     assert found["runs"][0][1]["--lr"] == "0.1"
     losses = sorted((row["step"], row["loss"]) for row in found["rows"] if "loss" in row)
@@ -74,23 +65,17 @@ for _ in range(2):
     one.send(values)
 print(dict(one.begin()))
 """
-    told = python("-c", code, folder=tmp_path)
+    told = in_store(tmp_path, "-c", code)
     assert told == "{'loss': 3, '__time': 3, '____odd': 3}\n"
-    rows = json.loads(python("-c", READ, folder=tmp_path))["rows"]
+    rows = json.loads(in_store(tmp_path, "-c", READ))["rows"]
     assert len(rows) == 3
     assert {row["timestamp"] for row in rows} == {"2023-11-14T22:13:20+00:00"}
 
 
 def test_a_project_that_trackio_refuses(live, tmp_path):
     tracked(live, {"trackio": "registry-x"})
-    out = subprocess.run(
-        [PYTHON, "-m", "deploykit", "sync", "--json"],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TRACKIO_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    (one,) = json.loads(out.stdout)["trackers"]
+    out = in_store(tmp_path, "-m", "deploykit", "sync", "--json", code=None)
+    (one,) = json.loads(out)["trackers"]
     assert "trackio: ValueError: Project name 'registry-x' is not allowed" in one["error"]
 
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 
 import pytest
 
-from tests.live_run import ROOT
-from tests.observe.trackers.mlflow_server import PYTHON
-from tests.observe.trackers.tracked import attempt, loss, tracked
+from tests.observe.trackers.tracked import PYTHON, attempt, loss, python, tracked
 
 pytestmark = [
     pytest.mark.slow,
@@ -40,17 +36,11 @@ for data in records:
 """
 
 
-def python(*words):
-    env = {"PYTHONPATH": str(ROOT), "WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
-    done = subprocess.run(
-        [PYTHON, *words], env={**os.environ, **env}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+OFFLINE = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
 
 
-def sent():
-    (one,) = json.loads(python("-m", "deploykit", "sync", "--json"))["trackers"]
+def values_sent():
+    (one,) = json.loads(python("-m", "deploykit", "sync", "--json", **OFFLINE))["trackers"]
     assert one["error"] is None
     return one["values"]
 
@@ -59,12 +49,12 @@ def test_a_run_that_was_preempted_thrice(live, tmp_path):
     tracked(live, {"wandb": "team/digits"})
     for number, first in enumerate((0, 20, 40, 60)):
         attempt(live, number, range(first, first + 30))
-        assert sent() == 0  # it gets the run at its end
+        assert values_sent() == 0  # it gets the run at its end
     (live.folder / "wandb/offline-run-20260101_000000-live-run").mkdir(parents=True)  # interrupted
     live.end()
-    assert (sent(), sent()) == (180, 0)
+    assert (values_sent(), values_sent()) == (180, 0)
     (file,) = live.folder.glob("wandb/offline-run-*/run-live-run.wandb")
-    rows = [json.loads(line) for line in python("-c", READ, str(file)).splitlines()]
+    rows = [json.loads(line) for line in python("-c", READ, str(file), **OFFLINE).splitlines()]
     assert [row["_step"] for row in rows] == list(range(90))
     assert [row["loss"] for row in rows] == [loss(step) for step in range(90)]
     assert {row["lr"] for row in rows} == {0.1}

@@ -3,12 +3,38 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
+from deploykit.cli import main as cli
 from deploykit.lib.paths import open_regular
 from deploykit.observe.metrics.tensorboard import EventFile
+from tests.live_run import ROOT
 
 STAMP = "2026-11-21T01:46:08.123Z"
+PYTHON = ROOT / ".venv-trackers/bin/python"
+"""Has the packages of the trackers."""
+
+
+def sync(capsys, *words, code=0):
+    """What `deploykit sync` prints."""
+    assert cli.main(["sync", *words]) == code, capsys.readouterr().err
+    return capsys.readouterr()
+
+
+def sent(capsys, *words):
+    """How many values a `deploykit sync` to one tracker sends."""
+    (one,) = json.loads(sync(capsys, *words, "--json").out)["trackers"]
+    return one["values"]
+
+
+def python(*words, code=0, **env):
+    """What the Python prints that has the packages of the trackers."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+    done = subprocess.run([PYTHON, *words], env=env, capture_output=True, text=True, check=False)
+    assert code is None or done.returncode == code, done.stderr
+    return done.stdout
 
 
 def tracked(live, track, **job):
