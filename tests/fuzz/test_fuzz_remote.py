@@ -54,7 +54,9 @@ def archives(draw):
             member = tarfile.TarInfo(name)
             kinds = [tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE]
             member.type = draw(st.sampled_from([*kinds, tarfile.FIFOTYPE, tarfile.CHRTYPE]))
-            member.linkname = draw(st.sampled_from(["77", "/nowhere/at/all", "../../out", "9" * 5000]))
+            member.linkname = draw(
+                st.sampled_from(["77", "/nowhere/at/all", "../../out", "9" * 5000])
+            )
             content = b"hello\n" if member.type == tarfile.REGTYPE else b""
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))

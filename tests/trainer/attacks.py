@@ -244,7 +244,10 @@ def _table_call(random, path, canary):
 
 _NUMBERS = (-1, 0, 1, 2, 3, 7, 2**31, 2**40, 2**62, 2**63, 2**64, 10**400, True, None, 0.5)
 _ODD = (float("nan"), float("inf"), "1", (), [], {}, b"x", "x\x1b]52;c;aGk=\x07", "x" * 5000)
-_PATHS = ("../../x", "/nowhere/at/all", "", ".", "..", "\0", ".metadata", "whole.json", "__9_9.distcp")
+_PATHS = (
+    *("../../x", "/nowhere/at/all", "", ".", "..", "\0"),
+    *(".metadata", "whole.json", "__9_9.distcp"),
+)
 
 
 def _table_fields(random, path, _canary):
