@@ -188,13 +188,14 @@ def test_a_private_key_is_not_in_the_archive(tmp_path):
 @pytest.mark.parametrize("change", [name for name in CHANGES if name != "is written to"])
 def test_a_file_that_changes_between_its_listing_and_its_reading(tmp_path, change, monkeypatch):
     source = tree(tmp_path / "src", {"below/a": "1"})
-    read = bundle._read
+    walk = bundle.walk
 
     def meanwhile(*args):
+        entries = list(walk(*args))
         CHANGES[change](source / "below/a")
-        return read(*args)
+        return entries
 
-    monkeypatch.setattr(bundle, "_read", meanwhile)
+    monkeypatch.setattr(bundle, "walk", meanwhile)
     with pytest.raises(TryAgain, match="below/a changed while it was being bundled"):
         bundle.scan(source, LIMIT)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import random
 import subprocess
@@ -10,7 +11,7 @@ import subprocess
 import pytest
 
 from deploykit.bundle import archive as bundle
-from deploykit.bundle.secret_scan import Scanner
+from deploykit.bundle.secret_scan import find
 from tests.bundle.test_bundle import LIMIT, names, tree
 from tests.bundle.test_secret_scan_job import HEX, RANDOM, SHAPES
 
@@ -238,10 +239,6 @@ def test_pieces_of_any_size_find_the_same(size):
         shape.encode() + b" " + rng.randbytes(3000).replace(b"\n", b"") for shape in SHAPES.values()
     ]
     data = b"# \n" + b"\n".join(parts)
-    whole = Scanner()
-    whole.feed(data)
-    assert [secret.line for secret in whole.secrets] == [*range(2, len(SHAPES) + 2)]
-    scanner = Scanner()
-    for start in range(0, len(data), size):
-        scanner.feed(data[start : start + size], last=start + size >= len(data))
-    assert scanner.secrets == whole.secrets
+    whole = find(io.BytesIO(data), len(data))
+    assert [secret.line for secret in whole] == [*range(2, len(SHAPES) + 2)]
+    assert find(io.BytesIO(data), size) == whole
