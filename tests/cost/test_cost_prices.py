@@ -50,7 +50,7 @@ def test_old_prices_are_named_after_60_days():
     on = [Price(Decimal(1), (DAY - dt.timedelta(days)).isoformat(), "") for days in (0, 60, 61)]
     assert prices.old(on[:2], DAY) == ""
     assert prices.old(on, DAY) == "prices of 2026-09-23 are 61 days old; `deploykit cost --refresh`"
-    assert prices.old([Price(Decimal(1), "no day", "")], DAY) == ""
+    assert prices.old([Price(Decimal(1), "", "")], DAY) == ""
     assert prices.old([], DAY) == ""
 
 
