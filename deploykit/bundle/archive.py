@@ -10,7 +10,7 @@ import hashlib
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -41,13 +41,13 @@ def scan(source: Path, limit: int) -> Bundle:
     problems += _too_large(files, limit)
     if any(problem.severity == "error" for problem in problems):
         raise JobFileError(f"the source folder {source}", problems)
-    secrets = {}
+    secrets: dict[str, list[secret_scan.Secret]] = {}
     for entry in files:
         if entry.target is None and not rules.wanted(entry.path):
             with opened(source, entry) as file:
-                if found := secret_scan.find(file):
-                    secrets[entry.path] = found
-    left_out = [path for path, found in secrets.items() if secret_scan.has_key(found)]
+                if of_file := secret_scan.find(file):
+                    secrets[entry.path] = of_file
+    left_out = [path for path, of_file in secrets.items() if secret_scan.has_key(of_file)]
     travel = [entry for entry in files if entry.path not in left_out]
     for path, content in node_plane.node_plane().items():
         travel.append(Entry(path, size=len(content), content=content))
@@ -87,16 +87,19 @@ def store(bundle: Bundle) -> Path:
     if _checked.get(path) != _stat(path) and not holds(path, bundle.hash):
         folder = paths.private_folder(paths.bundles())
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            archive = Path(scratch, "archive")
-            with (
-                open(archive, "wb", opener=paths.private_opener) as file,
-                # level 6 takes twice as long, for a tenth less
-                gzip.GzipFile("", "wb", 1, file, mtime=0) as compressed,
-            ):
-                if _write(bundle.source, bundle.entries, "packing", compressed) != bundle.hash:
-                    raise changed(str(bundle.source))
-            archive.replace(path)
+            _pack(bundle, Path(scratch, "archive")).replace(path)
     _checked[path] = _stat(path)
+    return path
+
+
+def _pack(bundle: Bundle, path: Path) -> Path:
+    with (
+        open(path, "wb", opener=paths.private_opener) as file,
+        # level 6 takes twice as long, for a tenth less
+        gzip.GzipFile("", "wb", 1, file, mtime=0) as compressed,
+    ):
+        if _write(bundle.source, bundle.entries, "packing", compressed) != bundle.hash:
+            raise changed(str(bundle.source))
     return path
 
 
@@ -150,13 +153,12 @@ def unpack(archive: Path, target: Path) -> None:
 
 
 def _write(
-    source: Path, entries: Iterable[Entry], what: str, out: gzip.GzipFile | None = None
+    source: Path, entries: Sequence[Entry], what: str, out: gzip.GzipFile | None = None
 ) -> str:
     """Write a tar stream of the entries to `out`, if given; return its SHA-256.
 
     Shows its progress as `what`. Raises TryAgain where a file has become shorter or longer.
     """
-    entries = list(entries)
     stream = _Stream(what, sum(entry.size for entry in entries), out)
     with tarfile.open(
         mode="w|",

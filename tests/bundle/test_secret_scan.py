@@ -192,15 +192,17 @@ def test_many_findings_give_few_warnings(tmp_path):
 SECRET_NAMES = (
     *(".ENV", ".env", ".Env.local", ".env.production", ".envrc", ".pgpass", ".huggingface/token"),
     *("kaggle.json", ".kaggle/x", "application_default_credentials.json", "terraform.tfstate"),
+    *("prod.tfstate.backup", ".netrc", "_netrc", ".git-credentials", ".docker/config.json"),
     *(
-        "prod.tfstate.backup",
-        ".netrc",
-        "_netrc",
-        ".git-credentials",
-        ".docker/config.json",
         ".pypirc",
+        ".npmrc",
+        "id_rsa",
+        "ID_ED25519",
+        "server.PEM",
+        "a.key",
+        "a.p12",
+        "client_secret_1.json",
     ),
-    *(".npmrc", "id_rsa", "ID_ED25519", "server.PEM", "a.key", "a.p12", "client_secret_1.json"),
     *(".aws/credentials", ".AWS/credentials", ".ssh/config", ".azure/x", ".s3cfg", "rclone.conf"),
 )
 

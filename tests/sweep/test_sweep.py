@@ -201,25 +201,6 @@ def test_in_the_background(write, sweep, toy):
     assert "trial 1: loss" in Path(started["log"]).read_text()
 
 
-def test_a_sweep_of_a_newer_deploykit_says_so(write, sweep, toy):
-    folder = paths.state() / "sweeps/later-2"
-    folder.mkdir(parents=True)
-    swept = {"parameters": {"lr": {"choice": [1, 2]}}, "objective": {"metric": "loss"}}
-    swept["a_new_key"] = 1
-    texts = {"backend": "plain", "source": "", "overrides": [], "bundle": "b"}
-    data = {"sweep": swept, "job": {}, "created": 1.0, **texts}
-    (folder / "sweep.json").write_text(json.dumps(data))
-    for name in ("later-2", "lat"):
-        sweep("status", name, code=66)
-        assert "error: the sweep later-2 was made by a newer deploykit than this" in sweep.notes
-        assert "pip install -U deploykit" in sweep.notes
-    assert sweep("list") == ""
-    assert "not listed: later-2 was made by a newer deploykit than this" in sweep.notes
-    (folder / "sweep.json").write_text('{"sweep": 1')
-    sweep("status", "later-2", code=66)
-    assert "the sweep later-2 is not valid JSON" in sweep.notes
-
-
 @pytest.mark.slow
 def test_a_source_that_changes_changes_no_trial(write, sweep, toy):
     write(sampler="grid", parameters=SLEEP)
@@ -433,27 +414,12 @@ def test_on_this_machine_each_run_has_gpus_of_its_own(
     assert [one["CUDA_VISIBLE_DEVICES"] for one in found] == slots
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "[]", "{}", '{"sweep": 1}', "\x00", '{"sweep": {"parameters": []}, "created": 1e999}'],
-)
-def test_a_definition_that_was_changed_is_no_sweep(toy, sweep, text):
+def test_a_definition_that_is_damaged_is_named(toy, sweep):
     sweep("start", "--grid", "lr=1", "--metric", "loss", "--sweep", "a")
-    (paths.state() / "sweeps/a/sweep.json").write_text(text)
-    assert sweep("list", "--json") == []
+    definition = paths.state() / "sweeps/a/sweep.json"
+    definition.write_text(definition.read_text()[:20])
     sweep("status", "a", code=66)
-
-
-@pytest.mark.parametrize(
-    "damage", ["x\n{}\n", '{"op_code": 99}\n' * 2, '{"a": 1}\n[]\n', "\x00\n1\n"]
-)
-def test_a_journal_that_was_damaged_is_named(toy, sweep, damage):
-    sweep("start", "--grid", "lr=1", "--metric", "loss", "--sweep", "a")
-    journal = paths.state() / "sweeps/a/journal.log"
-    journal.write_text(damage + journal.read_text())
-    for action in ("status", "resume"):
-        sweep(action, "a", code=66)
-        assert "journal.log is not a journal that Optuna" in sweep.notes
+    assert f"the definition of a sweep, {definition}, cannot be read" in sweep.notes
 
 
 def test_a_folder_that_others_may_enter_is_closed_before_its_journal_is_used(toy, sweep):
