@@ -274,27 +274,25 @@ def new_row(plan: Plan, folder: Path) -> Run:
     )
 
 
-class SourceRecord(NamedTuple):
-    """What a run folder keeps of the source: ``source.json``, and its changes since its commit."""
+def source_record(bundled: Bundle) -> dict[str, str | bytes]:
+    """What a run folder keeps of a bundle, which is stored: the same for all runs of the bundle.
 
-    text: str
-    patch: bytes | None = None
-
-
-def source_record(bundled: Bundle) -> SourceRecord:
-    """The record of a bundle, which is stored for it: the same for all runs of the bundle."""
+    ``source.json``, and its changes since its commit.
+    """
     bundle.store(bundled)
     known: dict[str, Any] = {"bundle": bundled.hash, "commit": bundled.commit}
-    patch = None
+    files: dict[str, str | bytes] = {}
     if bundled.commit is not None:
         try:
-            patch, known["left_out"] = revision.patch(bundled)
+            files["uncommitted.diff"], known["left_out"] = revision.patch(bundled)
         except DeploykitError as error:
             known["uncommitted"] = f"not recorded: {error}"
-    return SourceRecord(json.dumps(known, indent=2) + "\n", patch)
+    return {**files, "source.json": json.dumps(known, indent=2) + "\n"}
 
 
-def record(plan: Plan, folder: Path, price: Estimate | None, source: SourceRecord) -> None:
+def record(
+    plan: Plan, folder: Path, price: Estimate | None, source: Mapping[str, str | bytes]
+) -> None:
     """Write the plan, its job, and the source's changes since its commit, into the run folder.
 
     And its price now, since later prices may differ; None: nothing is billed.
@@ -303,9 +301,8 @@ def record(plan: Plan, folder: Path, price: Estimate | None, source: SourceRecor
     job = {**as_data(plan.job), plan.backend: as_data(plan.options)}
     text = json.dumps(job, indent=2, ensure_ascii=False) + "\n"
     paths.write(folder / backend.JOB, re.sub(_NO_YAML, lambda odd: f"\\u{ord(odd[0]):04x}", text))
-    if source.patch is not None:
-        paths.write(folder / "uncommitted.diff", source.patch)
-    paths.write(folder / "source.json", source.text)
+    for name, content in source.items():
+        paths.write(folder / name, content)
     if price is not None and (kept := price.record()):
         paths.write(folder / backend.PRICE, json.dumps(kept) + "\n")
 

@@ -58,7 +58,7 @@ def test_the_same_seed_chooses_the_same_values(write, sweep, sampler):
     assert chosen[0] == chosen[1]
 
 
-def test_from_the_grid_to_a_job_file_that_submits(toy, sweep, capsys):
+def test_from_the_grid_to_a_job_file_that_submits(toy, sweep):
     grid = ["--grid", "lr=0.01,0.030,0.05", "--metric", "loss", "--sweep", "g", "--parallel", "3"]
     shown = sweep("start", *grid)
     assert "g: finished\n  trials  3 of 3: 3 succeeded\n  best    trial 1: loss" in shown
@@ -71,7 +71,8 @@ def test_from_the_grid_to_a_job_file_that_submits(toy, sweep, capsys):
     assert len(sweep("status").splitlines()) == 3 + 3
     best = sweep("best", "--json")
     assert (best["parameters"], best["run"]) == ({"lr": "0.030"}, "g-1")
-    assert "already exists" in run_error(capsys, "best", "g", "--write", "best.yaml")
+    sweep("best", "g", "--write", "best.yaml", code=64)
+    assert "already exists" in sweep.notes
 
 
 def test_a_variable_and_the_greatest_value(write, sweep):
@@ -99,17 +100,8 @@ def test_without_any_success_the_code_says_so(write, sweep):
     found = sweep("start", "--json", code=1)
     assert found["best"] is None
     assert "no metric 'acuracy' was found; it has loss, top" in found["trials"][0]["reason"]
-    assert "no trial" in run_error_of(sweep, "best")
-
-
-def run_error_of(sweep, *words):
-    sweep(*words, code=66)
-    return sweep.notes
-
-
-def run_error(capsys, *words):
-    assert cli.main(["sweep", *words]) != 0
-    return capsys.readouterr().err
+    sweep("best", code=66)
+    assert "no trial" in sweep.notes
 
 
 LOST = (
@@ -173,7 +165,8 @@ def test_stop_cancels_and_resume_goes_on(write, sweep, toy):
     with deploykit("start", "--sweep", "s") as controller:
         wait_for((paths.run_folder("s-0") / "starts").exists)
         assert sweep("status", "s", "--json")["state"] == "running"
-        assert "another process controls" in run_resumed(sweep)
+        sweep("resume", "s", code=75)
+        assert "another process controls" in sweep.notes
         assert sweep("stop", "s", "--json")["state"] == "stopped"
         assert controller.wait() == 0
     assert not (paths.run_folder("s-0") / "code").exists()
@@ -183,11 +176,6 @@ def test_stop_cancels_and_resume_goes_on(write, sweep, toy):
     assert plain.started(paths.state()) == {"s-0": 1, "s-0-r1": 1, "s-1": 1}
     plan = (paths.run_folder("s-0-r1") / "job.json").read_text()
     assert json.loads(plan)["checkpoints"] == str(paths.run_folder("s-0") / "checkpoints")
-
-
-def run_resumed(sweep):
-    sweep("resume", "s", code=75)
-    return sweep.notes
 
 
 def test_in_the_background(write, sweep, toy):
