@@ -5,6 +5,7 @@ Commit and patch together give the bundle.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import tempfile
@@ -15,12 +16,10 @@ from typing import NamedTuple
 from deploykit.bundle import secret_scan
 from deploykit.bundle.source_tree import rules_of
 from deploykit.job.model import Bundle
-from deploykit.lib import paths, shell
+from deploykit.lib import shell
 from deploykit.lib.errors import DeploykitError
 
 _HASH = r"[0-9a-f]{40}|[0-9a-f]{64}"
-_MAX_REF_FILE, _MAX_PACKED_REFS = 4096, 1 << 26
-"""Bytes of a file with one name, and of ``packed-refs``."""
 _MAX_HOPS = 5
 """Refs in a row that point to another ref, as in git."""
 _MAX_CHANGED = 100 * 1024**2
@@ -65,19 +64,18 @@ def _head(git: Path) -> str | None:
         if re.fullmatch(_HASH, text):
             return text
         ref = text.removeprefix("ref:").strip()
-        text = _text(shared / ref) or _packed(shared, ref)
+        packed = rf"^({_HASH}) {re.escape(ref)}$"
+        match = re.search(packed, _text(shared / "packed-refs"), re.MULTILINE)
+        text = _text(shared / ref) or (match[1] if match else "")
     return None
 
 
-def _packed(shared: Path, ref: str) -> str:
-    lines = _text(shared / "packed-refs", _MAX_PACKED_REFS)
-    match = re.search(rf"^({_HASH}) {re.escape(ref)}$", lines, re.MULTILINE)
-    return match[1] if match else ""
-
-
-def _text(path: Path, limit: int = _MAX_REF_FILE) -> str:
+def _text(path: Path) -> str:
     """The text of one of git's files; empty where there is none."""
-    return os.fsdecode(paths.read_below(path.parent, path.name, limit) or b"").strip()
+    try:
+        return os.fsdecode(path.read_bytes()).strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def patch(bundle: Bundle) -> Patch:
@@ -88,17 +86,39 @@ def patch(bundle: Bundle) -> Patch:
     """
     bundled = [entry for entry in bundle.entries if entry.content is None]
     revision = str(bundle.commit)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    env["GIT_ALLOW_PROTOCOL"] = "none"  # a partial clone would fetch what is missing
+
+    def git(*argv: str, files: Iterable[str] = ()) -> bytes:
+        configured = (word for setting in _SAFE for word in ("-c", setting))
+        code, out, err = shell.raw(
+            ["git", *configured, *argv],
+            cwd=bundle.source,
+            env=env,
+            data=b"".join(os.fsencode(path) + b"\0" for path in files),
+            timeout=_GIT_TIMEOUT,
+        )
+        if code:
+            raise DeploykitError(f"git {argv[0]}: {err.strip().splitlines()[-1:] or code}")
+        return out
+
     with tempfile.TemporaryDirectory() as scratch:
-        git = _Git(bundle.source, Path(scratch))
-        listing = git.run("ls-tree", "-r", "-z", "--name-only", revision)
+        objects = Path(scratch, "objects")
+        own = os.fsdecode(git("rev-parse", "--git-path", "objects").removesuffix(b"\n"))
+        (objects / "info").mkdir(parents=True)
+        alternate = os.path.realpath(bundle.source / own)
+        (objects / "info/alternates").write_bytes(os.fsencode(f"{alternate}\n"))
+        env |= {"GIT_INDEX_FILE": f"{scratch}/index", "GIT_OBJECT_DIRECTORY": str(objects)}
+        listing = git("ls-tree", "-r", "-z", "--name-only", revision)
         committed = {os.fsdecode(path) for path in listing.split(b"\0")[:-1]}
         new = sum(entry.size for entry in bundled if entry.path not in committed)
         if new > _MAX_CHANGED:
             raise DeploykitError(f"more than {_MAX_CHANGED >> 20} MiB of files are new")
-        git.run("read-tree", revision)
-        git.update_index("--force-remove", files=_gone(bundle, committed))
-        git.update_index("--add", "--replace", files=(entry.path for entry in bundled))
-        text = git.run(*_DIFF, revision)
+        update = ("update-index", "-z", "--add", "--replace", "--stdin")
+        git("read-tree", revision)
+        git("update-index", "-z", "--force-remove", "--stdin", files=_gone(bundle, committed))
+        git(*update, files=(entry.path for entry in bundled))
+        text = git(*_DIFF, revision)
     if len(text) > _MAX_CHANGED:
         raise DeploykitError(f"the changes are more than {_MAX_CHANGED >> 20} MiB")
     return _without_keys(text)
@@ -119,43 +139,10 @@ def _without_keys(text: bytes) -> Patch:
     """The patch without the files in whose changed lines a private key is."""
     kept, left_out = [], []
     for part in re.split(rb"(?m)^(?=diff --git )", text):
-        if secret_scan.has_private_key(re.sub(rb"(?m)^[-+ ]", b"", part)):
+        changes = io.BytesIO(re.sub(rb"(?m)^[-+ ]", b"", part))
+        if secret_scan.has_key(secret_scan.find(changes)):
             names = re.findall(rb"(?m)^(?:---|\+\+\+) \"?[ab]/(.*?)\"?$", part)
             left_out.append(os.fsdecode(names[-1]))
         else:
             kept.append(part)
     return Patch(b"".join(kept), tuple(left_out))
-
-
-class _Git:
-    """Git in the work tree of a source folder, with an index and new objects in `scratch`."""
-
-    def __init__(self, source: Path, scratch: Path) -> None:
-        self._source = source
-        self._env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
-        objects = self.run("rev-parse", "--git-path", "objects").removesuffix(b"\n")
-        (scratch / "objects/info").mkdir(parents=True)
-        alternate = os.path.realpath(source / os.fsdecode(objects))
-        (scratch / "objects/info/alternates").write_bytes(os.fsencode(f"{alternate}\n"))
-        self._env["GIT_ALLOW_PROTOCOL"] = "none"  # a partial clone would fetch what is missing
-        self._env["GIT_INDEX_FILE"] = str(scratch / "index")
-        self._env["GIT_OBJECT_DIRECTORY"] = str(scratch / "objects")
-
-    def update_index(self, *options: str, files: Iterable[str]) -> None:
-        """Take these paths, relative to the source folder, from the work tree into the index."""
-        data = b"".join(os.fsencode(path) + b"\0" for path in files)
-        self.run("update-index", *options, "-z", "--stdin", data=data)
-
-    def run(self, *argv: str, data: bytes = b"") -> bytes:
-        """What git prints. Raises DeploykitError where it fails."""
-        configured = (word for setting in _SAFE for word in ("-c", setting))
-        code, out, err = shell.raw(
-            ["git", *configured, *argv],
-            cwd=self._source,
-            env=self._env,
-            data=data,
-            timeout=_GIT_TIMEOUT,
-        )
-        if code:
-            raise DeploykitError(f"git {argv[0]}: {err.strip().splitlines()[-1:] or code}")
-        return out

@@ -8,25 +8,16 @@ kind of a secret and its line are kept, never the secret.
 from __future__ import annotations
 
 import dataclasses
+import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from deploykit.job import checks
 from deploykit.job.model import JobSpec, Problem
 
 KEY = "a private key"
-
-
-class _Pattern(NamedTuple):
-    """What a kind of secret looks like, and texts of which each match holds at least one."""
-
-    kind: str
-    literals: tuple[bytes, ...]
-    """Looked for first, since that is many times faster than a regular expression."""
-    regex: bytes
-    """Matched from a word boundary on."""
 
 
 _REACH = 8192
@@ -38,116 +29,102 @@ _MAX_LINES_IN_WARNING = 5
 
 _PUT = rb"""[\w.-]{0,20}["'\])]{0,3}\s{0,3}(?:=>|:=|[=:,(\s])\s{0,3}["'(]{0,3}"""
 """From a name to its value, in code, settings or a command: ``KEY = "value"``."""
-_AWS_SECRET = rb"[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=])"
-_HEX_KEY = rb"(?<![0-9A-Za-z])[0-9a-f]{40}(?!\w)"
+_HEX_KEY = rb"(?<![0-9A-Za-z])[0-9a-f]{40}"
 _SEPARATOR = rb"[\s\"'`,;#*()<>\\]"
 """Between words of a key, also in code that joins quoted lines."""
 _PATTERNS = (
     # A header with a line of base64 below it, or with base64 within the next 16 words, such as the
     # fields of RFC 1421 and OpenPGP. Code that only mentions a header has neither.
-    _Pattern(
+    (
         KEY,
-        (b"PRIVATE KEY",),
         rb"BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,5}(?:"
         rb"[ \t]*(?:\\+[rn]|\r|\n)+[ \t]*[A-Za-z0-9+/]{3,}={0,2}[ \t]*(?:[\\\r\n\"']|-----END|\Z)"
         rb"|(?:%b++(?!-{4,5} ?END)[^\s\"'`,;#*()<>\\]++){0,16}?%b++[A-Za-z0-9+/]{48})"
         % (_SEPARATOR, _SEPARATOR),
+        b"PRIVATE KEY",
     ),
-    _Pattern(KEY, (b"PuTTY-User",), rb"PuTTY-User-Key-File-\d[\s\S]{1,4000}?\nPrivate-Lines:"),
-    _Pattern(KEY, (b"AGE-SECRET",), rb"AGE-SECRET-KEY-1[A-Z0-9]{58}"),
-    _Pattern("an AWS access key", (b"AKIA", b"ASIA"), rb"A[KS]IA[A-Z0-9]{16}(?![A-Za-z0-9])"),
-    _Pattern(
+    (KEY, rb"PuTTY-User-Key-File-\d[\s\S]{1,4000}?\nPrivate-Lines:", b"PuTTY-User"),
+    (KEY, rb"AGE-SECRET-KEY-1[A-Z0-9]{58}", b"AGE-SECRET"),
+    ("an AWS access key", rb"A[KS]IA[A-Z0-9]{16}(?![A-Za-z0-9])", b"AKIA", b"ASIA"),
+    (
         "an AWS secret key",
-        (b"aws_secret_access_key",),
-        rb"aws_secret_access_key" + _PUT + _AWS_SECRET,
+        rb"(?:aws_secret_access_key|AWS_SECRET_ACCESS_KEY|[sS]ecretAccessKey)%b"
+        rb"[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=])" % _PUT,
+        *(b"aws_secret_access_key", b"AWS_SECRET_ACCESS_KEY", b"ecretAccessKey"),
     ),
-    _Pattern(
-        "an AWS secret key",
-        (b"AWS_SECRET_ACCESS_KEY",),
-        rb"AWS_SECRET_ACCESS_KEY" + _PUT + _AWS_SECRET,
-    ),
-    _Pattern(
-        "an AWS secret key", (b"ecretAccessKey",), rb"[sS]ecretAccessKey" + _PUT + _AWS_SECRET
-    ),
-    _Pattern(
-        "a GitHub token",
-        (b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_"),
-        rb"gh[pousr]_[A-Za-z0-9]{36,}",
-    ),
-    _Pattern("a GitHub token", (b"github_pat_",), rb"github_pat_\w{36,}"),
-    _Pattern("a GitLab token", (b"glpat-", b"gldt-", b"glrt-"), rb"gl(?:pat|dt|rt)-[\w-]{20,}"),
-    _Pattern("a Hugging Face token", (b"hf_",), rb"hf_[A-Za-z0-9]{34,}(?!\w)"),
-    _Pattern(
+    ("a GitHub token", rb"gh[pousr]_[A-Za-z0-9]{36,}", b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_"),
+    ("a GitHub token", rb"github_pat_\w{36,}", b"github_pat_"),
+    ("a GitLab token", rb"gl(?:pat|dt|rt)-[\w-]{20,}", b"glpat-", b"gldt-", b"glrt-"),
+    ("a Hugging Face token", rb"hf_[A-Za-z0-9]{34,}(?!\w)", b"hf_"),
+    (
         "a Slack token",
-        (b"xox", b"xapp-"),
         rb"x(?:ox[abeoprs]|app)-(?=[A-Za-z-]*\d)[A-Za-z0-9-]{10,}",
+        *(b"xox", b"xapp-"),
     ),
-    _Pattern(
+    (
         "a Slack webhook",
-        (b"hooks.slack.com/services/",),
         rb"hooks\.slack\.com/services/T[A-Z0-9]{8,}/B[A-Z0-9]{8,}/[A-Za-z0-9]{20,}",
+        b"hooks.slack.com/services/",
     ),
-    _Pattern("a Discord webhook", (b"api/webhooks/",), rb"api/webhooks/\d{17,20}/[\w-]{60,}"),
-    _Pattern("an Anthropic API key", (b"sk-ant-",), rb"sk-ant-[a-z]+\d\d-[\w-]{32,}"),
-    _Pattern("an OpenRouter API key", (b"sk-or-v1-",), rb"sk-or-v1-[0-9a-f]{64}"),
-    _Pattern(
+    ("a Discord webhook", rb"api/webhooks/\d{17,20}/[\w-]{60,}", b"api/webhooks/"),
+    ("an Anthropic API key", rb"sk-ant-[a-z]+\d\d-[\w-]{32,}", b"sk-ant-"),
+    ("an OpenRouter API key", rb"sk-or-v1-[0-9a-f]{64}", b"sk-or-v1-"),
+    (
         "an OpenAI API key",
-        (b"sk-proj-", b"sk-svcacct-", b"sk-admin-"),
-        rb"sk-(?:proj|svcacct|admin)-[\w-]{40,}",
+        rb"sk-(?:(?:proj|svcacct|admin)-[\w-]{40,}|(?:[A-Za-z0-9]{48}|[0-9a-f]{32})(?!\w))",
+        b"sk-",
     ),
-    _Pattern("an OpenAI API key", (b"sk-",), rb"sk-(?:[A-Za-z0-9]{48}|[0-9a-f]{32})(?!\w)"),
-    _Pattern("a Groq API key", (b"gsk_",), rb"gsk_[A-Za-z0-9]{48,}"),
-    _Pattern("a Replicate token", (b"r8_",), rb"r8_[A-Za-z0-9]{37}(?!\w)"),
-    _Pattern("a Perplexity API key", (b"pplx-",), rb"pplx-[A-Za-z0-9]{48}"),
-    _Pattern("an xAI API key", (b"xai-",), rb"xai-[A-Za-z0-9]{70,}"),
-    _Pattern("a LangSmith API key", (b"lsv2_",), rb"lsv2_(?:pt|sk)_[0-9a-f]{32}_[0-9a-f]{10}"),
-    _Pattern("an NVIDIA API key", (b"nvapi-",), rb"nvapi-[\w-]{40,}"),
-    _Pattern("a Weights & Biases API key", (b"wandb_v1_",), rb"wandb_v1_\w{40,}"),
-    _Pattern(
+    ("a Groq API key", rb"gsk_[A-Za-z0-9]{48,}", b"gsk_"),
+    ("a Replicate token", rb"r8_[A-Za-z0-9]{37}(?!\w)", b"r8_"),
+    ("a Perplexity API key", rb"pplx-[A-Za-z0-9]{48}", b"pplx-"),
+    ("an xAI API key", rb"xai-[A-Za-z0-9]{70,}", b"xai-"),
+    ("a LangSmith API key", rb"lsv2_(?:pt|sk)_[0-9a-f]{32}_[0-9a-f]{10}", b"lsv2_"),
+    ("an NVIDIA API key", rb"nvapi-[\w-]{40,}", b"nvapi-"),
+    ("a Weights & Biases API key", rb"wandb_v1_\w{40,}", b"wandb_v1_"),
+    (
         "a Weights & Biases API key",
-        (b"wandb", b"WANDB", b"Wandb", b"WandB"),
-        rb"[wW][aA][nN][dD][bB][^\n]{0,40}?(?i:key|login|token)[^\n]{0,20}?" + _HEX_KEY,
+        rb"[wW][aA][nN][dD][bB][^\n]{0,40}?(?i:key|login|token)[^\n]{0,20}?%b(?!\w)" % _HEX_KEY,
+        *(b"wandb", b"WANDB", b"Wandb", b"WandB"),
     ),
-    _Pattern("a Kaggle API key", (b"KGAT_",), rb"KGAT_[0-9a-f]{32}(?!\w)"),
-    _Pattern("a Kaggle API key", (b"KAGGLE_KEY",), rb"KAGGLE_KEY" + _PUT + rb"[0-9a-f]{32}(?!\w)"),
-    _Pattern(
+    ("a Kaggle API key", rb"KGAT_[0-9a-f]{32}(?!\w)", b"KGAT_"),
+    ("a Kaggle API key", rb"KAGGLE_KEY%b[0-9a-f]{32}(?!\w)" % _PUT, b"KAGGLE_KEY"),
+    (
         "a Neptune API token",
-        (b"eyJhcGlfYWRkcmVzcyI6",),
         rb"eyJhcGlfYWRkcmVzcyI6[A-Za-z0-9+/=_-]{40,}",
+        b"eyJhcGlfYWRkcmVzcyI6",
     ),
-    _Pattern("a JSON web token", (b"eyJ",), rb"eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{20,}"),
-    _Pattern("a Google API key", (b"AIza",), rb"AIza[\w-]{35}(?![\w-])"),
-    _Pattern("a Google client secret", (b"GOCSPX-",), rb"GOCSPX-[\w-]{28}"),
-    _Pattern("a Google access token", (b"ya29.",), rb"ya29\.[\w-]{40,}"),
-    _Pattern("an Azure storage key", (b"AccountKey=",), rb"AccountKey=[A-Za-z0-9+/]{86}=="),
-    _Pattern("an Azure signature", (b"sig=",), rb"sig=[A-Za-z0-9%/+]{43,70}(?:%3[Dd]|=)"),
-    _Pattern(
+    ("a JSON web token", rb"eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{20,}", b"eyJ"),
+    ("a Google API key", rb"AIza[\w-]{35}(?![\w-])", b"AIza"),
+    ("a Google client secret", rb"GOCSPX-[\w-]{28}", b"GOCSPX-"),
+    ("a Google access token", rb"ya29\.[\w-]{40,}", b"ya29."),
+    ("an Azure storage key", rb"AccountKey=[A-Za-z0-9+/]{86}==", b"AccountKey="),
+    ("an Azure signature", rb"sig=[A-Za-z0-9%/+]{43,70}(?:%3[Dd]|=)", b"sig="),
+    (
         "an Azure client secret",
-        (b"7Q~", b"8Q~"),
         rb"[\w~.][\w~.][\w~.][78]Q~[\w~.-]{31,34}(?![\w~.-])",
+        *(b"7Q~", b"8Q~"),
     ),
-    _Pattern("a Stripe key", (b"k_live_",), rb"[sr]k_live_[A-Za-z0-9]{16,}"),
-    _Pattern("a PyPI token", (b"pypi-AgE",), rb"pypi-AgE[\w-]{50,}"),
-    _Pattern("an npm token", (b"npm_",), rb"npm_[A-Za-z0-9]{36}(?!\w)"),
-    _Pattern("an npm token", (b"_authToken",), rb"_authToken\s?=\s?\"?[A-Za-z0-9+/=_-]{20,}"),
-    _Pattern("a RubyGems token", (b"rubygems_",), rb"rubygems_[0-9a-f]{48}"),
-    _Pattern("a Databricks token", (b"dapi",), rb"dapi[0-9a-f]{32}(?!\w)"),
-    _Pattern("a DigitalOcean token", (b"dop_v1_",), rb"dop_v1_[0-9a-f]{64}"),
-    _Pattern("a Docker token", (b"dckr_",), rb"dckr_[op]at_[\w-]{27,}"),
-    _Pattern("a SendGrid API key", (b"SG.",), rb"SG\.[\w-]{20,24}\.[\w-]{39,50}(?![\w-])"),
-    _Pattern("a Telegram token", (b":AA",), rb"\d\d{7,9}:AA[\w-]{33}(?![\w-])"),
-    _Pattern("a Vault token", (b"hvs.",), rb"hvs\.[\w-]{80,}"),
-    _Pattern(
-        "a Terraform token", (b".atlasv1.",), rb"[A-Za-z0-9][A-Za-z0-9]{13}\.atlasv1\.[\w-]{60,}"
-    ),
-    _Pattern("a Sentry token", (b"sntry",), rb"sntry[su]_[A-Za-z0-9+/=_]{60,}"),
-    _Pattern("a Grafana token", (b"glsa_",), rb"glsa_[A-Za-z0-9]{32}_[0-9a-f]{8}"),
-    _Pattern("a Notion token", (b"ntn_",), rb"ntn_[A-Za-z0-9]{46}(?!\w)"),
-    _Pattern("a Linear API key", (b"lin_api_",), rb"lin_api_[A-Za-z0-9]{40}(?!\w)"),
-    _Pattern("an Alibaba Cloud access key", (b"LTAI",), rb"LTAI[A-Za-z0-9]{20}(?!\w)"),
-    _Pattern("a Tencent Cloud secret ID", (b"AKID",), rb"AKID[A-Za-z0-9]{32}(?!\w)"),
+    ("a Stripe key", rb"[sr]k_live_[A-Za-z0-9]{16,}", b"k_live_"),
+    ("a PyPI token", rb"pypi-AgE[\w-]{50,}", b"pypi-AgE"),
+    ("an npm token", rb"npm_[A-Za-z0-9]{36}(?!\w)", b"npm_"),
+    ("an npm token", rb"_authToken\s?=\s?\"?[A-Za-z0-9+/=_-]{20,}", b"_authToken"),
+    ("a RubyGems token", rb"rubygems_[0-9a-f]{48}", b"rubygems_"),
+    ("a Databricks token", rb"dapi[0-9a-f]{32}(?!\w)", b"dapi"),
+    ("a DigitalOcean token", rb"dop_v1_[0-9a-f]{64}", b"dop_v1_"),
+    ("a Docker token", rb"dckr_[op]at_[\w-]{27,}", b"dckr_"),
+    ("a SendGrid API key", rb"SG\.[\w-]{20,24}\.[\w-]{39,50}(?![\w-])", b"SG."),
+    ("a Telegram token", rb"\d\d{7,9}:AA[\w-]{33}(?![\w-])", b":AA"),
+    ("a Vault token", rb"hvs\.[\w-]{80,}", b"hvs."),
+    ("a Terraform token", rb"[A-Za-z0-9]{14}\.atlasv1\.[\w-]{60,}", b".atlasv1."),
+    ("a Sentry token", rb"sntry[su]_[A-Za-z0-9+/=_]{60,}", b"sntry"),
+    ("a Grafana token", rb"glsa_[A-Za-z0-9]{32}_[0-9a-f]{8}", b"glsa_"),
+    ("a Notion token", rb"ntn_[A-Za-z0-9]{46}(?!\w)", b"ntn_"),
+    ("a Linear API key", rb"lin_api_[A-Za-z0-9]{40}(?!\w)", b"lin_api_"),
+    ("an Alibaba Cloud access key", rb"LTAI[A-Za-z0-9]{20}(?!\w)", b"LTAI"),
+    ("a Tencent Cloud secret ID", rb"AKID[A-Za-z0-9]{32}(?!\w)", b"AKID"),
 )
-_LITERALS = [(text, number) for number, one in enumerate(_PATTERNS) for text in one.literals]
+"""The kind of a secret; its regular expression, from a word boundary on; and texts of which each
+match contains at least one, since a search for those is many times faster."""
 _PLACEHOLDERS = (
     *(b"example", b"placeholder", b"changeme", b"dummy", b"your", b"fake", b"redacted"),
     *(b"xxxx", b"....", b"****", b"00000000", b"1234567890", b"0123456789", b"abcdefgh"),
@@ -175,50 +152,40 @@ class Secret(NamedTuple):
     line: int
 
 
-class Scanner:
-    """Searches one file, which is fed to it in pieces."""
-
-    def __init__(self) -> None:
-        self.secrets: list[Secret] = []
-        self._data = b""
-        """The end of the previous piece."""
-        self._done = 0
-        """Bytes of it that were searched, and are kept for word boundaries."""
-        self._line = 1
-
-    @property
-    def has_key(self) -> bool:
-        """Whether a private key was found."""
-        return any(secret.kind == KEY for secret in self.secrets)
-
-    def feed(self, piece: bytes, *, last: bool = True) -> None:
-        """Search the next bytes of the file; pieces should be far longer than `_REACH`."""
-        data = self._data + piece
-        end = len(data) if last else max(len(data) - _REACH, self._done)
-        counted = self._done
-        for start, kind in _found_in(data, self._done, end):
-            if kind == KEY or len(self.secrets) < _MAX_TOKENS_IN_FILE:
-                self._line += data.count(b"\n", counted, start)
+def find(file: IO[bytes], size: int = 1 << 20) -> list[Secret]:
+    """The secrets in a file, which is read in pieces of `size`: far longer than `_REACH`."""
+    secrets: list[Secret] = []
+    data, searched, line = b"", 0, 1
+    while True:
+        piece = file.read(size)
+        data += piece
+        end = max(len(data) - _REACH, searched) if piece else len(data)
+        counted = searched
+        for start, kind in _found_in(data, searched, end):
+            if kind == KEY or len(secrets) < _MAX_TOKENS_IN_FILE:
+                line += data.count(b"\n", counted, start)
                 counted = start
-                self.secrets.append(Secret(kind, self._line))
-        self._line += data.count(b"\n", counted, end)
-        self._done = min(end, 1)
-        self._data = data[end - self._done :]
+                secrets.append(Secret(kind, line))
+        if not piece:
+            return secrets
+        line += data.count(b"\n", counted, end)
+        searched = min(end, 1)  # one byte is kept for word boundaries
+        data = data[end - searched :]
 
 
 def _found_in(data: bytes, begin: int, end: int) -> Iterator[tuple[int, str]]:
     """Where secrets start between `begin` and `end`, and their kinds; no two overlap."""
-    numbers = {number for literal, number in _LITERALS if literal in data}
     matches = [
-        (match.start(), number, match.end())
-        for number in numbers
-        for match in _compiled(_PATTERNS[number].regex).finditer(data, begin)
+        (match.start(), kind, match.end())
+        for kind, regex, *literals in _PATTERNS
+        if any(literal in data for literal in literals)
+        for match in _compiled(regex).finditer(data, begin)
         if match.start() < end
     ]
     free = begin
-    for start, number, stop in sorted(matches):
-        kind = _PATTERNS[number].kind
-        if start >= free and (kind == KEY or not _is_placeholder(data[start:stop])):
+    for start, kind, stop in sorted(matches, key=lambda match: match[0]):
+        text = data[start:stop].lower()
+        if start >= free and (kind == KEY or not any(word in text for word in _PLACEHOLDERS)):
             yield start, kind
             free = stop
 
@@ -228,16 +195,9 @@ def _compiled(regex: bytes) -> re.Pattern[bytes]:
     return re.compile(rb"\b(?:%b)" % regex)
 
 
-def _is_placeholder(text: bytes) -> bool:
-    """Whether a token is one of those in manuals."""
-    return any(word in text.lower() for word in _PLACEHOLDERS)
-
-
-def has_private_key(data: bytes) -> bool:
-    """Whether `data` contains a private key."""
-    scanner = Scanner()
-    scanner.feed(data)
-    return scanner.has_key
+def has_key(secrets: Sequence[Secret]) -> bool:
+    """Whether one of the secrets is a private key."""
+    return any(secret.kind == KEY for secret in secrets)
 
 
 def check(job: JobSpec, sections: Mapping[str, Any]) -> Iterator[Problem]:
@@ -280,10 +240,8 @@ def _in_variable(name: str, value: str) -> str | None:
 
 
 def _in_text(text: str) -> str | None:
-    scanner = Scanner()
-    scanner.feed(text.encode(errors="replace"))
-    if scanner.secrets:
-        return f"looks like {scanner.secrets[0].kind}"
+    if secrets := find(io.BytesIO(text.encode(errors="replace"))):
+        return f"looks like {secrets[0].kind}"
     has_password = "://" in text and re.search(_LOGIN_IN_URL, text)
     return "contains an address with a password" if has_password else None
 

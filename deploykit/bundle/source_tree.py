@@ -7,12 +7,14 @@ decides last: ``!.env`` in it lets that file travel.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import io
 import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -74,9 +76,8 @@ class IgnoreRules:
 
     def __init__(self, source: Path) -> None:
         self._source = source
-        self._git: list[tuple[str, _Decide]] = []
-        self._explicit: list[tuple[str, _Decide]] = []
-        self._above, self._hidden = _rules_above(source.resolve())
+        self._git, self._hidden = _rules_above(source.resolve())
+        self._explicit: list[_Decide] = []
         self._entered: set[str] = set()
 
     def enter(self, folder: str) -> None:
@@ -87,7 +88,7 @@ class IgnoreRules:
         for name, into in ((".gitignore", self._git), (".deploykitignore", self._explicit)):
             decide = _read(self._source / folder / name, itself=into is self._git)
             if decide is not None:
-                into.append((folder, decide))
+                into.insert(0, partial(_below, decide, folder))
 
     def ignored(self, path: str, *, is_folder: bool) -> bool:
         """Whether `path`, relative to the source folder, is left out."""
@@ -100,8 +101,7 @@ class IgnoreRules:
             return explicit
         if _DEFAULT[is_folder].match(last) and not _NOT_DEFAULT.match(last):
             return True
-        git = _decision(self._git, name)
-        return self._hidden or bool(_decision_above(self._above, name) if git is None else git)
+        return self._hidden or bool(_decision(self._git, name))
 
     def travels(self, path: str) -> bool:
         """Whether the file `path` would be bundled, by its name and those of its folders."""
@@ -117,6 +117,81 @@ class IgnoreRules:
     def wanted(self, path: str) -> bool:
         """Whether a ``.deploykitignore`` includes this file, whatever its content."""
         return _decision(self._explicit, path) is False
+
+
+def _decision(rules: list[_Decide], name: str) -> bool | None:
+    """The first rule's decision for `name`: True ignored, False included, None no rule."""
+    decisions = (decide(name) for decide in rules)
+    return next((decision for decision in decisions if decision is not None), None)
+
+
+def _below(decide: _Decide, folder: str, path: str) -> bool | None:
+    """The decision of the ignore file in a folder below the source."""
+    return decide(path.removeprefix(folder)) if path.startswith(folder) else None
+
+
+def _above(decide: _Decide, folder: str, path: str) -> bool | None:
+    """The decision of an ignore file for which `path` is in `folder`."""
+    return decide(f"{folder}{path}")
+
+
+def _rules_above(source: Path) -> tuple[list[_Decide], bool]:
+    """The rules of the folders above `source` in its repository, the nearest first.
+
+    And whether they ignore `source`, or a folder above it.
+    """
+    folders = [source, *source.parents]
+    top = next((n for n, folder in enumerate(folders) if (folder / ".git").exists()), 0)
+    rules: list[_Decide] = []
+    hidden = False
+    for folder in reversed(folders[:top]):
+        decide = _read(folder.parent / ".gitignore", itself=True)
+        rules = [decide, *rules] if decide else rules
+        hidden = hidden or bool(_decision(rules, f"{folder.name}/"))
+        rules = [partial(_above, decide, f"{folder.name}/") for decide in rules]
+    return rules, hidden
+
+
+def _read(path: Path, *, itself: bool) -> _Decide | None:
+    """What an ignore file decides; None where there is no such file, or no pattern in it.
+
+    `itself`: about a path alone, whatever it decides about the folders above it.
+    """
+    try:
+        content = paths.read_regular(path, _MAX_IGNORE_FILE)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+    lines = content.decode("utf-8", "surrogateescape").removeprefix("\ufeff").split("\n")
+    patterns: list[Any] = []
+    for line in lines:
+        with contextlib.suppress(ValueError, re.error):  # like git, it skips invalid patterns
+            patterns += GitIgnoreSpec.from_lines([line.removesuffix("\r")]).patterns
+    patterns = [pattern for pattern in patterns if pattern.include is not None]
+    if not patterns:
+        return None
+    if not itself:
+        spec = GitIgnoreSpec(patterns)
+        return lambda path: spec.check_file(path).include
+
+    def decide(path: str) -> bool | None:
+        for pattern in reversed(patterns):
+            match = pattern.regex.search(path)
+            if match and _is_whole(match):
+                return bool(pattern.include)
+        return None
+
+    return decide
+
+
+def _is_whole(match: re.Match[str]) -> bool:
+    """Whether a pattern matches a path itself, and not only a folder above it.
+
+    pathspec marks the end of a folder by a group. A pattern of what is in a folder has none, and
+    does not match the folder.
+    """
+    if match.lastindex is not None:
+        return match.end(match.lastindex) == len(match.string)
+    return not (match.string.endswith("/") and match.end() == len(match.string))
 
 
 def rules_of(source: Path) -> IgnoreRules:
@@ -146,7 +221,17 @@ def walk(source: Path, rules: IgnoreRules, problems: list[Problem]) -> Iterator[
             continue
         is_environment = not _ENVIRONMENT.isdisjoint(item.name for item in items)
         if folder and is_environment and not rules.wanted(folder):
-            problems.append(_left_out(source, folder))
+            size = sum(
+                os.lstat(os.path.join(root, name)).st_size  # noqa: PTH118 - fast for many files
+                for root, _, names in os.walk(source / folder)
+                for name in names
+            )
+            message = f"left out: the Python environment {folder} ({size / 1e6:.0f} MB)"
+            hint = (
+                "an environment works only in the folder in which it was made; "
+                f"to include it, add !/{folder} to .deploykitignore"
+            )
+            problems.append(Problem("source", message, hint, severity="warning"))
             continue
         for item in items:
             path = f"{folder}{item.name}"
@@ -164,22 +249,6 @@ def walk(source: Path, rules: IgnoreRules, problems: list[Problem]) -> Iterator[
                 problems.append(entry)
             else:
                 yield entry
-
-
-def _left_out(source: Path, folder: str) -> Problem:
-    """The warning for an environment, which works only where it was made."""
-    size = sum(
-        os.lstat(os.path.join(root, name)).st_size  # noqa: PTH118 - fast for many files
-        for root, _, names in os.walk(source / folder)
-        for name in names
-    )
-    return Problem(
-        "source",
-        f"left out: the Python environment {folder} ({size / 1e6:.0f} MB)",
-        "an environment works only in the folder in which it was made; "
-        f"to include it, add !/{folder} to .deploykitignore",
-        severity="warning",
-    )
 
 
 def opened(source: Path, entry: Entry) -> IO[bytes]:
@@ -234,95 +303,3 @@ def _unreadable(path: str, error: OSError) -> Problem:
 
 def _problem(path: str, what: str) -> Problem:
     return Problem("source", f"{path} {what}", "add it to .deploykitignore, or replace it")
-
-
-def _decision(files: list[tuple[str, _Decide]], name: str) -> bool | None:
-    """The deepest folder's rule for `name`: True ignored, False included, None no rule."""
-    for folder, decide in reversed(files):
-        if name.startswith(folder):
-            decision = decide(name.removeprefix(folder))
-            if decision is not None:
-                return decision
-    return None
-
-
-def _decision_above(files: list[tuple[str, _Decide]], name: str) -> bool | None:
-    for prefix, decide in files:
-        decision = decide(f"{prefix}{name}")
-        if decision is not None:
-            return decision
-    return None
-
-
-def _rules_above(source: Path) -> tuple[list[tuple[str, _Decide]], bool]:
-    """Ignore files of the folders above `source` in its repository, the nearest first.
-
-    Each with the path from its folder to `source`; and whether they ignore `source`, or a folder
-    above it.
-    """
-    folders = [source, *source.parents]
-    top = next((n for n, folder in enumerate(folders) if (folder / ".git").exists()), 0)
-    files: list[tuple[str, _Decide]] = []
-    hidden = False
-    for folder in reversed(folders[:top]):
-        decide = _read(folder.parent / ".gitignore", itself=True)
-        files = [("", decide), *files] if decide else files
-        hidden = hidden or bool(_decision_above(files, f"{folder.name}/"))
-        files = [(f"{prefix}{folder.name}/", decide) for prefix, decide in files]
-    return files, hidden
-
-
-def _read(path: Path, *, itself: bool) -> _Decide | None:
-    """What an ignore file decides; None where there is no such file, or no pattern in it.
-
-    `itself`: about a path alone, whatever it decides about the folders above it.
-    """
-    try:
-        content = paths.read_regular(path, _MAX_IGNORE_FILE)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return None
-    text = content.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
-    spec = _spec([line.removesuffix("\r") for line in text.split("\n")])
-    patterns = [pattern for pattern in spec.patterns if pattern.include is not None]
-    if not patterns:
-        return None
-    if not itself:
-        return lambda path: spec.check_file(path).include
-    last_first: list[tuple[re.Pattern[str], bool]] = [
-        (pattern.regex, pattern.include) for pattern in reversed(patterns)
-    ]
-
-    def decide(path: str) -> bool | None:
-        for regex, include in last_first:
-            match = regex.search(path)
-            if match and _is_whole(match):
-                return include
-        return None
-
-    return decide
-
-
-def _spec(lines: list[str]) -> Any:
-    """The patterns of an ignore file; like git, it skips invalid ones."""
-    try:
-        return GitIgnoreSpec.from_lines(lines)
-    except (ValueError, re.error):
-        return GitIgnoreSpec.from_lines(filter(_is_pattern, lines))
-
-
-def _is_pattern(line: str) -> bool:
-    try:
-        return bool(GitIgnoreSpec.from_lines([line]))
-    except (ValueError, re.error):
-        return False
-
-
-def _is_whole(match: re.Match[str]) -> bool:
-    """Whether a pattern matches a path itself, and not only a folder above it.
-
-    pathspec marks the end of a folder by a group. A pattern of what is in a folder has none, and
-    does not match the folder.
-    """
-    if match.lastindex is not None:
-        return match.end(match.lastindex) == len(match.string)
-    return not (match.string.endswith("/") and match.end() == len(match.string))

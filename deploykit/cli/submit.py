@@ -141,8 +141,9 @@ def _note_cost(prepared: Prepared) -> Estimate | None:
     estimate = lifecycle.billed(prepared.plan)
     if estimate is not None:
         output.note(*(f"warning: {text}" for text in estimate.warnings), estimate.summary())
-        if prepared.plan.job.stop_at_cap:
-            output.note(*cap.notices(prepared.plan.job, estimate))
+        if stop := cap.stop(prepared.plan.job, estimate):
+            after = units.exact_span(stop[1])
+            output.note(f"the run will be stopped after {after}, before it exceeds {stop[0]}")
         if prepared.plan.job.budget is not None:
             output.note(str(budgets.of(prepared.plan.job.budget)))
     return estimate

@@ -17,7 +17,6 @@ from deploykit.cost import money
 from deploykit.cost.estimate import Estimate
 from deploykit.cost.money import Money
 from deploykit.job.model import BUDGET, JobSpec, Problem
-from deploykit.lib import units
 
 VARIABLE = "DEPLOYKIT_CAP"
 _MIN_SECONDS = 120
@@ -42,15 +41,30 @@ class Budget(NamedTuple):
 
 def parse_budget(written: str) -> Budget:
     """Raises ValueError."""
-    if not is_budget(written):
+    if re.fullmatch(BUDGET.regex, written) is None:
         raise ValueError(f"expected {BUDGET.meaning}")
     amount, _, name = written.partition(_FOR)
     return Budget(money.parse(amount.removesuffix(_MONTH)), amount.endswith(_MONTH), name)
 
 
-def is_budget(written: str) -> bool:
-    """Whether a text is a budget."""
-    return re.fullmatch(BUDGET.regex, written) is not None
+def unusable(path: str, limit: Money, estimate: Estimate | None, example: str) -> Problem | None:
+    """Why the cap or budget at `path` cannot be enforced, whatever the job costs; None if it can.
+
+    `example` is a limit in the right form, without its currency. `estimate` is None for a backend
+    that offers none.
+    """
+    if estimate is None:
+        noun = "budget" if path == "budget" else "cap"
+        message = f"this backend has no prices, so the {noun} cannot be enforced"
+        return Problem(path, message, "remove it")
+    if estimate.unknown:
+        return Problem(path, f"cannot be enforced: {'; '.join(estimate.unknown)}")
+    if estimate.charges and limit.currency != estimate.currency:
+        message = f"is in {limit.currency}, but the prices are in {estimate.currency}"
+        return Problem(path, message, f"for example {example.format(estimate.currency)}")
+    if not estimate.charges and path != "budget":
+        return Problem(path, f"has no effect: {estimate.free}", severity="warning")
+    return None
 
 
 def problems(job: JobSpec, estimate: Estimate | None) -> Iterator[Problem]:
@@ -68,16 +82,10 @@ def problems(job: JobSpec, estimate: Estimate | None) -> Iterator[Problem]:
 
 def _budget_problems(job: JobSpec, budget: Budget, estimate: Estimate | None) -> Iterator[Problem]:
     """Why a budget cannot be kept, whatever other runs have cost."""
-    if estimate is not None and estimate.free:
+    if problem := unusable("budget", budget.limit, estimate, "500 {}/month"):
+        yield problem
+    elif estimate is None or not estimate.charges:
         return
-    if estimate is None:
-        message = "this backend has no prices, so the budget cannot be enforced"
-        yield Problem("budget", message, "remove it")
-    elif estimate.unknown:
-        yield Problem("budget", f"cannot be enforced: {'; '.join(estimate.unknown)}")
-    elif budget.limit.currency != estimate.currency:
-        message = f"is in {budget.limit.currency}, but the prices are in {estimate.currency}"
-        yield Problem("budget", message, f"for example 500 {estimate.currency}/month")
     elif (amount := worst(job, estimate)) is None:
         message = "cannot be enforced: the cost of the job has no upper bound"
         yield Problem("budget", message, "set a time limit, or max_cost and stop_at_cap")
@@ -88,16 +96,10 @@ def _budget_problems(job: JobSpec, budget: Budget, estimate: Estimate | None) ->
 
 
 def _cap_problems(job: JobSpec, cap: Money, estimate: Estimate | None) -> Iterator[Problem]:
-    if estimate is None:
-        message = "this backend has no prices, so the cap cannot be enforced"
-        yield Problem("max_cost", message, "remove it")
-    elif estimate.unknown:
-        yield Problem("max_cost", f"cannot be enforced: {'; '.join(estimate.unknown)}")
-    elif not estimate.charges:
-        yield Problem("max_cost", f"has no effect: {estimate.free}", severity="warning")
-    elif cap.currency != estimate.currency:
-        message = f"is in {cap.currency}, but the prices are in {estimate.currency}"
-        yield Problem("max_cost", message, f"for example max_cost: 50 {estimate.currency}")
+    if problem := unusable("max_cost", cap, estimate, "max_cost: 50 {}"):
+        yield problem
+    elif estimate is None:
+        return
     elif job.stop_at_cap:
         seconds = paid(cap, estimate)
         if seconds is not None and seconds < _MIN_SECONDS:
@@ -132,17 +134,17 @@ def paid(cap: Money, estimate: Estimate) -> int | None:
     """The seconds of the job that the cap pays for, after what is billed later; None: any time."""
     if not estimate.hourly:
         return None
-    left = cap.amount - estimate.afterwards
-    seconds = left * money.HOUR / estimate.hourly
+    seconds = (cap.amount - estimate.afterwards) * money.HOUR / estimate.hourly
     return int(seconds.to_integral_value(ROUND_FLOOR))
 
 
-def notices(job: JobSpec, estimate: Estimate) -> Iterator[str]:
-    """A line about a job that will be stopped at its cap; none about any other."""
-    if stop := _stop(job, estimate):
-        limit, seconds = stop
-        time = units.exact_span(seconds)
-        yield f"the run will be stopped after {time}, before it exceeds {limit}"
+def stop(job: JobSpec, estimate: Estimate) -> tuple[Money, int] | None:
+    """The cap at which a job will be stopped, and the seconds that it pays for; else None."""
+    if not job.stop_at_cap or job.max_cost is None or not estimate.charges:
+        return None
+    cap = money.parse(job.max_cost)
+    seconds = paid(cap, estimate)
+    return None if seconds is None or not exceeds(cap, estimate) else (cap, seconds)
 
 
 def variables(job: JobSpec, estimate: Estimate) -> dict[str, str]:
@@ -150,18 +152,9 @@ def variables(job: JobSpec, estimate: Estimate) -> dict[str, str]:
 
     The job must have passed `problems`.
     """
-    stop = _stop(job, estimate)
-    if stop is None:
+    stopped = stop(job, estimate)
+    if stopped is None:
         return {}
-    limit, seconds = stop
+    limit, seconds = stopped
     price = f"{money.exact(estimate.hourly)} {estimate.currency}"
     return {VARIABLE: json.dumps({"seconds": seconds, "cap": str(limit), "hourly": price})}
-
-
-def _stop(job: JobSpec, estimate: Estimate) -> tuple[Money, int] | None:
-    """The cap at which a job will be stopped, and the seconds that it pays for; else None."""
-    if not job.stop_at_cap or job.max_cost is None or not estimate.charges:
-        return None
-    cap = money.parse(job.max_cost)
-    seconds = paid(cap, estimate)
-    return None if seconds is None or not exceeds(cap, estimate) else (cap, seconds)

@@ -45,6 +45,15 @@ class Charge:
         share = 1 - self.discount if case == "low" else Decimal(1)
         return money.for_seconds(self.hourly, seconds) * share
 
+    def data(self) -> dict[str, Any]:
+        """As JSON."""
+        amounts = {case: _number(self.amount(case)) for case in CASES}
+        return {"what": self.what, "hourly": money.exact(self.hourly), **amounts}
+
+
+def _number(amount: Decimal | None) -> float | None:
+    return None if amount is None else float(money.cents(amount))
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -128,23 +137,13 @@ class Estimate:
         return {
             **self.cases(),
             "currency": self.currency or None,
-            "charges": [_charge_data(charge) for charge in self.charges],
+            "charges": [charge.data() for charge in self.charges],
             "unknown": list(self.unknown),
             "free": self.free or None,
             "source": self.source or None,
             "notes": list(self.notes),
             "warnings": list(self.warnings),
         }
-
-
-def _charge_data(charge: Charge) -> dict[str, Any]:
-    amounts = {case: _number(charge.amount(case)) for case in CASES}
-    seconds = charge.seconds._asdict()
-    return {"what": charge.what, "hourly": money.exact(charge.hourly), "seconds": seconds} | amounts
-
-
-def _number(amount: Decimal | None) -> float | None:
-    return None if amount is None else float(money.cents(amount))
 
 
 def for_machine(what: str, price: str | None, key: str, limit: int) -> Estimate:

@@ -34,13 +34,6 @@ class Price(NamedTuple):
     """ISO 8601; empty where it is not known."""
     source: str
 
-    def age(self, today: dt.date) -> int | None:
-        """Days since its day; None where that is not known."""
-        try:
-            return (today - dt.date.fromisoformat(self.day)).days
-        except ValueError:
-            return None
-
 
 @dataclass(frozen=True)
 class PriceList:
@@ -99,8 +92,9 @@ def _find(
     """The newest price: a fetched one is newer than those that ship."""
     lists = [prices for prices in shipped(provider) if prices.region == region]
     lists.sort(key=lambda prices: prices.day, reverse=True)
-    fetched = stored(provider, region)
-    for prices in [*([fetched] if fetched else []), *lists]:
+    if fetched := stored(provider, region):
+        lists.insert(0, fetched)
+    for prices in lists:
         if is_price(text := choose(prices)):
             return Price(Decimal(text), prices.day, prices.source), prices.currency
     return None
@@ -108,22 +102,19 @@ def _find(
 
 def is_price(text: object) -> bool:
     """Whether a text is a usable price."""
-    if not isinstance(text, str) or len(text) > len(str(_MAX_PRICE)) * 3:
-        return False
     try:
-        price = Decimal(text)
+        return isinstance(text, str) and 0 <= Decimal(text) <= _MAX_PRICE
     except InvalidOperation:
         return False
-    return price.is_finite() and 0 <= price <= _MAX_PRICE
 
 
 def old(prices: list[Price], today: dt.date) -> str:
     """A warning about prices older than `MAX_DAYS`; empty if there are none."""
-    ages = {price.age(today) or 0: price.day for price in prices}
-    oldest = max(ages, default=0)
-    if oldest <= MAX_DAYS:
+    days = [price.day for price in prices if price.day]
+    age = (today - dt.date.fromisoformat(min(days))).days if days else 0
+    if age <= MAX_DAYS:
         return ""
-    return f"prices of {ages[oldest]} are {oldest} days old; `deploykit cost --refresh`"
+    return f"prices of {min(days)} are {age} days old; `deploykit cost --refresh`"
 
 
 @dataclass(frozen=True)

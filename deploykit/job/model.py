@@ -479,10 +479,6 @@ class Bundle(NamedTuple):
     """Files left out because they contain a private key."""
     warnings: tuple[Problem, ...] = ()
     """About excluded private keys, and tokens in the bundle."""
-    state: str = ""
-    """Hash of the names and stat data of its files; empty if a file has just changed."""
-    content_warnings: tuple[Problem, ...] = ()
-    """The warnings about the content of its files."""
 
     @property
     def size(self) -> int:

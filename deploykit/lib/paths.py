@@ -104,11 +104,6 @@ def bundles() -> Path:
     return state() / "bundles"
 
 
-def source_states() -> Path:
-    """What is known of source folders that have not changed since, by a hash of their path."""
-    return state() / "sources"
-
-
 def left_out() -> Path:
     """The nodes that new jobs leave out (`deploykit.run.excluded_nodes`)."""
     return state() / "nodes.json"

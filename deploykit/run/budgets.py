@@ -7,7 +7,6 @@ also after it was removed.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -36,22 +35,20 @@ CREATE TABLE IF NOT EXISTS budget_runs (
     cost     TEXT            -- what it has cost, once that is known
 )
 """
+_OF = "SELECT * FROM budget_runs WHERE name = ?"
+_CLOSE = "UPDATE budget_runs SET cost = :cost, ended = :ended WHERE run = :run"
 
 
 class Use(NamedTuple):
-    """The use of a budget."""
-
     budget: Budget
     spent: Decimal
     """By runs that have ended."""
     reserved: Decimal
     """By unfinished runs, at their worst."""
     runs: int
-    """The number of unfinished runs."""
 
     @property
     def left(self) -> Decimal:
-        """The amount that other runs may cost."""
         return self.budget.limit.amount - self.spent - self.reserved
 
     def __str__(self) -> str:
@@ -63,7 +60,6 @@ class Use(NamedTuple):
         return f"budget {self.budget}: {money.text(self.left, currency)} left; {', '.join(parts)}"
 
     def data(self) -> dict[str, Any]:
-        """The same as JSON."""
         amounts = {"spent": self.spent, "reserved": self.reserved, "left": self.left}
         return {
             "budget": str(self.budget),
@@ -88,7 +84,8 @@ def reserve(
     limit = cap.parse_budget(plan.job.budget)
     if _enter(plan, limit, amount) is None:
         return
-    refresh(_open(limit.name))
+    is_open = "run IN (SELECT run FROM budget_runs WHERE name = ? AND cost IS NULL)"
+    refresh(registry.select(is_open, [limit.name]))
     use = _enter(plan, limit, amount)
     if use is not None:
         may = money.text(amount, limit.limit.currency)
@@ -102,8 +99,10 @@ def _enter(plan: Plan, limit: Budget, amount: Decimal) -> Use | None:
     """Enter a run if there is room for it; else return the use of the budget."""
     with registry.writing() as database:
         database.execute(_TABLE)
-        rows = [dict(row) for row in database.execute(*_of(limit.name)) if row["run"] != plan.run]
-        use = _use(limit, _settled(rows, database))
+        entered = database.execute(_OF, [limit.name]).fetchall()
+        others = _settled([dict(row) for row in entered if row["run"] != plan.run])
+        database.executemany(_CLOSE, [row for row in others if row["cost"] is not None])
+        use = _use(limit, others)
         if amount > use.left:
             return use
         database.execute(
@@ -122,78 +121,50 @@ def _enter(plan: Plan, limit: Budget, amount: Decimal) -> Use | None:
 
 def settle(row: Run) -> None:
     """Record what a run has cost, before it is removed."""
-    if _exists() and registry.query([("SELECT 1 FROM budget_runs WHERE run = ?", [row.run])]):
+    entered = _query("SELECT * FROM budget_runs WHERE run = ? AND cost IS NULL", row.run)
+    if entered:
         with registry.writing() as database:
-            _close(database, row)
+            database.executemany(_CLOSE, [_with_cost(known, row) for known in entered])
 
 
 def uses() -> list[Use]:
     """The use of each budget, by name, as the newest run under it had it."""
-    if not _exists():
-        return []
-    newest: dict[str, str] = {}
-    for row in registry.query([("SELECT name, budget FROM budget_runs ORDER BY created", [])]):
-        newest[row["name"]] = row["budget"]
+    rows = _query("SELECT name, budget FROM budget_runs ORDER BY created")
+    newest = {row["name"]: row["budget"] for row in rows}
     return [of(text) for _, text in sorted(newest.items())]
 
 
 def of(written: str) -> Use:
     """The use of a budget as it is written in a job."""
     limit = cap.parse_budget(written)
-    rows = [dict(row) for row in registry.query([_of(limit.name)])] if _exists() else []
-    return _use(limit, _settled(rows, None))
+    return _use(limit, _settled(_query(_OF, limit.name)))
 
 
-def _exists() -> bool:
-    return bool(registry.query([("SELECT 1 FROM sqlite_master WHERE name = 'budget_runs'", [])]))
+def _query(text: str, *values: str) -> list[dict[str, Any]]:
+    """What a query on the table finds; the first run with a budget makes it."""
+    if not registry.query([("SELECT 1 FROM sqlite_master WHERE name = 'budget_runs'", [])]):
+        return []
+    return [dict(row) for row in registry.query([(text, values)])]
 
 
-def _of(name: str) -> tuple[str, list[str]]:
-    return "SELECT * FROM budget_runs WHERE name = ?", [name]
-
-
-def _open(name: str) -> list[Run]:
-    """The runs under a budget whose cost is not known yet."""
-    condition = "run IN (SELECT run FROM budget_runs WHERE name = ? AND cost IS NULL)"
-    return registry.select(condition, [name])
-
-
-def _settled(
-    rows: Sequence[dict[str, Any]], database: sqlite3.Connection | None
-) -> list[Mapping[str, Any]]:
-    """The rows with the cost of runs that have ended since; stored if there is a `database`."""
+def _settled(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows with the cost of runs that have ended since."""
     known = registry.lookup(*(row["run"] for row in rows if row["cost"] is None))
-    settled: list[Mapping[str, Any]] = []
-    for row in rows:
-        run = known.get(row["run"])
-        if run is not None and State(run.state).final and not registry.may_still_come(run):
-            settled.append({**row, "cost": str(_cost(run, row["worst"])), "ended": _end(run)})
-            if database is not None:
-                _close(database, run)
-        else:
-            settled.append(row)
-    return settled
+    ended = {
+        name: run
+        for name, run in known.items()
+        if State(run.state).final and not registry.may_still_come(run)
+    }
+    return [_with_cost(row, ended[row["run"]]) if row["run"] in ended else row for row in rows]
 
 
-def _close(database: sqlite3.Connection, run: Run) -> None:
-    query = "SELECT worst FROM budget_runs WHERE run = ? AND cost IS NULL"
-    for row in database.execute(query, (run.run,)).fetchall():
-        database.execute(
-            "UPDATE budget_runs SET cost = ?, ended = ? WHERE run = ?",
-            (str(_cost(run, row["worst"])), _end(run), run.run),
-        )
-
-
-def _end(run: Run) -> float:
-    return run.finished or registry.now()
-
-
-def _cost(run: Run, worst: str) -> Decimal:
-    """What a run that has ended has cost; its worst case if that is unknown."""
+def _with_cost(row: dict[str, Any], run: Run) -> dict[str, Any]:
+    """The row with what the run, which has ended, has cost; its worst case if that is unknown."""
+    spent = prices.spent(Path(run.folder, backend.PRICE), run.billed)
+    cost = row["worst"] if spent is None else str(spent.amount)
     if run.state == State.UNSENT.value:
-        return Decimal(0)
-    known = prices.spent(Path(run.folder, backend.PRICE), run.billed)
-    return Decimal(worst) if known is None else known.amount
+        cost = "0"
+    return {**row, "cost": cost, "ended": run.finished or registry.now()}
 
 
 def _use(limit: Budget, rows: Sequence[Mapping[str, Any]]) -> Use:

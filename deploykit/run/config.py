@@ -57,7 +57,6 @@ class Config:
     lines: Mapping[str, int]
 
     def origin(self, key: str) -> str:
-        """Where a value is set, for people."""
         return f"{self.path}, line {self.lines[key]}" if key in self.lines else str(self.path)
 
 
@@ -81,7 +80,10 @@ def read(path: Path) -> Config:
         raise ConfigError(str(path), [Problem("", message)]) from error
     except Malformed as error:
         raise ConfigError(str(path), [Problem("", str(error), line=error.line)]) from error
-    lines, values = _lines(text), dict(_flat(tree))
+    lines, values = _lines(text), dict[str, Any]()
+    for key, value in tree.items():
+        inner = value if isinstance(value, dict) else None
+        values |= {key: value} if inner is None else {f"{key}.{n}": v for n, v in inner.items()}
     if problems := list(_check(values)):
         raise ConfigError(str(path), jobfile.located(problems, lines))
     return Config(path, values, lines)
@@ -92,32 +94,26 @@ def _lines(text: str) -> dict[str, int]:
     lines: dict[str, int] = {}
     section = ""
     for number, line in enumerate(text.splitlines(), 1):
-        name, equals, _ = line.partition("=")
-        if line.lstrip().startswith("["):
-            section = _bare(line.partition("]")[0].lstrip(" \t["))
+        is_section = line.lstrip().startswith("[")
+        name, equals, _ = line.strip(" \t[").partition("]" if is_section else "=")
+        name = re.sub(r"[\"' \t]", "", name)  # without its quotes
+        if is_section:
+            section = name
             lines.setdefault(section, number)
         elif equals:
-            lines.setdefault(".".join(filter(None, (section, _bare(name)))), number)
+            lines.setdefault(f"{section}.{name}".removeprefix("."), number)
     return lines
-
-
-def _bare(name: str) -> str:
-    """A key of TOML without its quotes and blanks."""
-    return re.sub(r"[\"' \t]", "", name)
-
-
-def _flat(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from ((f"{key}.{name}", inner) for name, inner in value.items())
-        else:
-            yield key, value
 
 
 def _check(values: Mapping[str, Any]) -> Iterator[Problem]:
     for key, value in values.items():
         if key not in SETTINGS:
-            yield Problem(key, "unknown key", _nearest(key))
+            same = [
+                known for known in SETTINGS if known.rpartition(".")[2] == key.rpartition(".")[2]
+            ]
+            near = f"did you mean {same[0]!r}?" if same else did_you_mean(key, SETTINGS)
+            own = f"known keys: {', '.join(SETTINGS)}; other keys belong in the job file"
+            yield Problem(key, "unknown key", near or own)
         elif not isinstance(value, str) or not value.strip():
             yield Problem(key, "expected text", f'{key.rpartition(".")[2]} = "..."')
         elif key == "backend" and value not in (known := list(backend.names())):
@@ -128,25 +124,16 @@ def _check(values: Mapping[str, Any]) -> Iterator[Problem]:
             yield Problem(key, f"requires {other}", f"set {other}, or remove it")
 
 
-def _nearest(key: str) -> str:
-    same = [known for known in SETTINGS if known.rpartition(".")[2] == key.rpartition(".")[2]]
-    if same:
-        return f"did you mean {same[0]!r}?"
-    own = f"known keys: {', '.join(SETTINGS)}; other keys belong in the job file"
-    return did_you_mean(key, SETTINGS) or own
-
-
 def filled(draft: Draft, config: Config) -> Draft:
     """The draft with the defaults for all that neither it nor the environment sets."""
     data, origins = dict(draft.data), {}
     for key, value in config.values.items():
         other = _ONLY_WITH.get(key)
-        elsewhere = (
+        if _is_set(key, draft.data) or (
             other is not None
             and _is_set(other, draft.data)
-            and _value(other, draft.data) != config.values[other]
-        )
-        if elsewhere or _is_set(key, draft.data):
+            and _found(other, draft.data)[1] != config.values[other]
+        ):
             continue
         section, _, name = key.rpartition(".")
         if section and section not in data:
@@ -162,26 +149,20 @@ def filled(draft: Draft, config: Config) -> Draft:
 def _is_set(key: str, data: Mapping[str, Any]) -> bool:
     """Whether the environment or the job sets a key, or its section is not a mapping."""
     section = data.get(key.rpartition(".")[0]) or {}
-    return _variable(key) is not None or not isinstance(section, dict) or _is_in(key, data)
-
-
-def _is_in(key: str, data: Mapping[str, Any]) -> bool:
-    """Whether a job sets a key, even to nothing."""
-    section, _, name = key.rpartition(".")
-    own = data.get(section) if section else data
-    return isinstance(own, dict) and name in own
+    return bool(_variable(key) or not isinstance(section, dict) or _found(key, data)[0])
 
 
 def _variable(key: str) -> str | None:
-    """The variable of the environment that sets a key, if one does."""
     return next((name for name in SETTINGS[key] if os.environ.get(name)), None)
 
 
-def _value(key: str, data: Mapping[str, Any]) -> str | None:
+def _found(key: str, data: Mapping[str, Any]) -> tuple[bool, str | None]:
+    """Whether a job sets a key, even to nothing; and its value as text."""
     section, _, name = key.rpartition(".")
     own = data.get(section) if section else data
-    value = own.get(name) if isinstance(own, dict) else None
-    return None if value is None else str(value)
+    if not isinstance(own, dict) or name not in own:
+        return False, None
+    return True, None if own[name] is None else str(own[name])
 
 
 def settings(file: Draft | None, overridden: Draft, given: Sequence[str]) -> list[Setting]:
@@ -194,12 +175,12 @@ def settings(file: Draft | None, overridden: Draft, given: Sequence[str]) -> lis
 
 
 def _setting(key: str, file: Draft | None, job: Draft, given: Sequence[str]) -> Setting:
-    section, value = key.rpartition(".")[0], _value(key, job.data)
+    section, value = key.rpartition(".")[0], _found(key, job.data)[1]
     if key in job.origins:
         return Setting(key, value, "config file", job.origins[key])
     if flags := [text for text in given if text.partition("=")[0] in {key, section}]:
         return Setting(key, value, "flag", flags[-1])
-    if file is not None and _is_in(key, file.data):
+    if file is not None and _found(key, file.data)[0]:
         line = f", line {file.lines[key]}" if key in file.lines else ""
         return Setting(key, value, "job file", f"{file.source}{line}")
     if variable := _variable(key):

@@ -64,7 +64,6 @@ class RunDiagnosis:
 
     causes: tuple[Cause, ...]
     warnings: tuple[str, ...] = ()
-    """What could not be read."""
     ending: str = Ending.HEALTHY
     """``cause``, ``unknown`` (it failed, and no log says why), ``unfinished``, ``healthy`` or
     ``unread``."""
@@ -73,7 +72,6 @@ class RunDiagnosis:
     last: tuple[str, ...] = ()
     """The last lines of the ranks, each kind once, if the cause is unknown."""
     run: str = "RUN"
-    """The run's id, for the command that shows more."""
 
     def __str__(self) -> str:
         return "\n".join(report(self))
@@ -117,7 +115,7 @@ def of_files(names: Sequence[str], rules: RuleSet) -> RunDiagnosis:
         for path, matching in scan.files(paths, diagnosis.literals, diagnosis.unread):
             diagnosis.read(texts[path], matching, ranks.get(path))
     _read_dumps(diagnosis, [dumps.read(path) for path in recorded])
-    if texts and not recorded and not any(map(_has_text, texts)):
+    if texts and not recorded and all(path.is_file() and not path.stat().st_size for path in texts):
         diagnosis.unread.append("the logs are empty: they show neither a failure nor a success")
     ends = [(text, path, ranks.get(path)) for path, text in texts.items()]
     by_name = {name: path for path, name in texts.items()}
@@ -136,10 +134,6 @@ def _expanded(name: str) -> list[Path | None]:
         hint = "name the files: logs end with .log, .out, .err or a rank, compressed ones with .gz"
         raise NotFound(f"{path} is a folder without logs", hint=hint)
     return list(logs)
-
-
-def _has_text(path: Path) -> bool:
-    return not path.is_file() or path.stat().st_size > 0
 
 
 def _concluded(
@@ -206,12 +200,17 @@ def _read_run(diagnosis: Diagnosis, row: Run, files: Sequence[Path], known: Exit
         if row.handle is None:
             raise NotFound(f"{row.run} has no logs (state: {row.state})", hint=row.reason or None)
         lines = backend.find(row.backend).logs(row.handle, follow=False)
-        diagnosis.read(row.run, scan.lines(_raw(lines), diagnosis.literals))
+        diagnosis.read(row.run, scan.lines(map(_raw, lines), diagnosis.literals))
     diagnosis.first = known.first_rank
     diagnosis.rule_out(known.overcome)
     for name, texts in known.texts.items():
         raw = [f"{line}\n".encode(errors="replace") for line in texts]
         diagnosis.read(name, scan.lines(raw, diagnosis.literals))
+
+
+def _raw(line: LogLine) -> bytes:
+    mark = f"[rank {line.rank}] " if line.rank is not None else ""
+    return f"{mark}{line.text}\n".encode(errors="surrogateescape")
 
 
 @dataclass(frozen=True)
@@ -221,7 +220,6 @@ class ExitEvidence:
     texts: Mapping[str, Sequence[str]]
     """Lines for the rules of diagnose, by where they are from."""
     first: ExitRecord | None = None
-    """The record of what failed first."""
     succeeded: bool = False
 
     @property
@@ -241,7 +239,6 @@ class ExitEvidence:
 
     @property
     def ended(self) -> str | None:
-        """Who ended first and with what."""
         if self.first is None:
             return None
         who = "a launcher" if self.first.rank is None else f"rank {self.first.rank}"
@@ -273,7 +270,10 @@ def _exit_evidence(row: Run, folders: Sequence[Path]) -> ExitEvidence:
     failed = (record for record in records if record.exit_code and state is State.FAILED)
     first = min(failed, key=lambda record: record.finished, default=None)
     if first is not None:
-        texts[f"exit records of {row.run}"] = [_log_line(first)]
+        time = first.finished.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        rank = "" if first.rank is None else f"[rank {first.rank}] "
+        # the code of a signal is not a cause
+        texts[f"exit records of {row.run}"] = [f"{time} {rank}{_CODE.sub('', first.reason)}"]
         texts[f"preflight of {row.run}"] = [
             f"preflight: FAILED: {why} ({host})"
             for folder in folders
@@ -282,36 +282,23 @@ def _exit_evidence(row: Run, folders: Sequence[Path]) -> ExitEvidence:
     return ExitEvidence(texts, first, state is State.SUCCEEDED)
 
 
-def _log_line(record: ExitRecord) -> str:
-    """An exit record as a line of a log, without the code of a signal, which is not a cause."""
-    time = record.finished.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    rank = "" if record.rank is None else f"[rank {record.rank}] "
-    return f"{time} {rank}{_CODE.sub('', record.reason)}"
-
-
 def _about(row: Run) -> tuple[dict[str, str], set[str]]:
     """The values of a run for the text of a fix, and its traits (see `placeholders`)."""
     values = {"backend": row.backend, "job": row.id or "", "name": row.name}
     values |= {"target": row.target, "run": row.run}
     if Path(row.folder, backend.JOB).is_file():
         values[placeholders.AGAIN] = f"rerun {row.run}"
-    plan = _plan(row)
+    plan = ""
+    for path in Path(row.folder).glob("plan.*"):
+        with contextlib.suppress(OSError):
+            plan = path.read_text(encoding="utf-8", errors="replace")
     if python := _PYTHON.search(plan):
         values["python"] = python[1]
     ranks = math.prod(int(number) for number in _RANKS.findall(plan))
     return values, {row.backend, *([placeholders.SEVERAL] if ranks > 1 else [])}
 
 
-def _plan(row: Run) -> str:
-    """The text of what was submitted; empty if it is not here."""
-    for path in Path(row.folder).glob("plan.*"):
-        with contextlib.suppress(OSError):
-            return path.read_text(encoding="utf-8", errors="replace")
-    return ""
-
-
 def dumps_in(folder: Path) -> tuple[list[Dump], list[str]]:
-    """The dumps in a run folder, and a warning for each that is truncated."""
     readable, warnings = [], []
     for path in filter(dumps.is_dump, sorted((folder / "debug").glob("*"))):
         try:
@@ -326,43 +313,29 @@ def _read_dumps(diagnosis: Diagnosis, recorded: Sequence[Dump]) -> None:
     if not recorded:
         return
     try:
-        divergences = flight.divergences(recorded)
+        for divergence in flight.divergences(recorded):
+            diagnosis.read(str(divergence.path), [divergence.line])
     except BackendUnavailable as error:
         diagnosis.unread.append(f"{error.message}\n  {error.hint}")
-        return
-    for divergence in divergences:
-        diagnosis.read(str(divergence.path), [divergence.line])
-
-
-def _raw(lines: Iterator[LogLine]) -> Iterator[bytes]:
-    for line in lines:
-        mark = f"[rank {line.rank}] " if line.rank is not None else ""
-        yield f"{mark}{line.text}\n".encode(errors="surrogateescape")
 
 
 def summary(diagnosis: RunDiagnosis) -> dict[str, Any]:
-    """A diagnosis as JSON."""
-    return {
-        "causes": [data(cause) for cause in diagnosis.causes],
-        "ending": str(diagnosis.ending),
-        "ended": diagnosis.ended,
-        "last": list(diagnosis.last),
-    }
-
-
-def data(cause: Cause) -> dict[str, Any]:
-    """A cause as JSON."""
-    return {
-        "cause": cause.rule.label,
-        "also": cause.also,
-        "confidence": cause.rule.confidence,
-        "evidence": [
-            {"file": proof.file, "line": proof.line, "text": proof.text, "rank": proof.rank}
-            for proof in cause.evidence
-        ],
-        "first_rank": cause.first_rank,
-        "fix": cause.fix,
-    }
+    causes = [
+        {
+            "cause": cause.rule.label,
+            "also": cause.also,
+            "confidence": cause.rule.confidence,
+            "evidence": [
+                {"file": proof.file, "line": proof.line, "text": proof.text, "rank": proof.rank}
+                for proof in cause.evidence
+            ],
+            "first_rank": cause.first_rank,
+            "fix": cause.fix,
+        }
+        for cause in diagnosis.causes
+    ]
+    ended, last = diagnosis.ended, list(diagnosis.last)
+    return {"causes": causes, "ending": str(diagnosis.ending), "ended": ended, "last": last}
 
 
 _ENDINGS = {
@@ -395,19 +368,17 @@ def lines(causes: Sequence[Cause]) -> Iterator[str]:
         yield f"{cause.rule.label}: {cause.rule.means}{mark}"
         for proof in cause.evidence:
             yield from (f"  proof   {_source(proof)}", f"          {proof.text}")
-        for name, value in _facts(cause):
+        rank = cause.first_rank
+        also = ", ".join(label for label in cause.also if label != cause_rules.UNKNOWN)
+        facts = {
+            "first": "" if rank is None else f"rank {rank} failed first",
+            "not": cause.rule.probably_not,
+            "also": f"perhaps {also}" if also else "",
+            "fix": cause.fix,
+        }
+        for name, value in facts.items():
             for number, text in enumerate(value.split("\n") if value else ()):
                 yield f"  {'' if number else name:<7} {text}"
-
-
-def _facts(cause: Cause) -> Iterator[tuple[str, str]]:
-    """What else is known of a cause, by its label."""
-    rank = cause.first_rank
-    yield "first", "" if rank is None else f"rank {rank} failed first"
-    yield "not", cause.rule.probably_not
-    others = ", ".join(label for label in cause.also if label != cause_rules.UNKNOWN)
-    yield "also", f"perhaps {others}" if others else ""
-    yield "fix", cause.fix
 
 
 def _source(proof: Evidence) -> str:

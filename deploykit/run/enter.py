@@ -71,7 +71,6 @@ class RunStacks:
         return "\n".join(stacks.lines(self.dump))
 
     def lines(self, *, threads: bool) -> Iterator[str]:
-        """What `dump` prints, with the flight recorder."""
         yield from stacks.lines(self.dump, threads=threads)
         yield from (f"flight recorder: {text}" for text in self.recorder)
 
@@ -96,7 +95,8 @@ def take_stacks(row: Run, *, native: bool = False) -> RunStacks:
             f"{row.run} has ended ({row.state}), and no stacks were saved",
             hint=f"`deploykit diagnose {row.run}` finds why it ended",
         )
-    return RunStacks(stacks.read(newest), True, *_recorder(row))
+    sentences, warnings = _recorder(row)
+    return RunStacks(stacks.read(newest), True, sentences, warnings)
 
 
 def _taken(row: Run, handle: Handle, *, native: bool) -> RunStacks:
@@ -104,8 +104,10 @@ def _taken(row: Run, handle: Handle, *, native: bool) -> RunStacks:
     if backend.offers(engine, "dump_by_hand"):
         reason, instead = engine.dump_by_hand(handle)
         raise UsageError(reason, hint=instead)
-    name = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    folder = _fresh(Path(row.folder, stacks.FOLDER), name)
+    parent, name = Path(row.folder, stacks.FOLDER), time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    # also for the second dump within a second
+    names = (name, *(f"{name}-{number}" for number in range(2, 100)))
+    folder = next(path for name in names if not (path := parent / name).exists())
     complaints = backend.require(row.backend, "dump").dump(handle, folder, native=native)
     dump = stacks.read(folder)
     if not dump.ranks:
@@ -115,12 +117,6 @@ def _taken(row: Run, handle: Handle, *, native: bool) -> RunStacks:
         )
     sentences, warnings = _recorder(row)
     return RunStacks(dump, False, sentences, (*complaints, *warnings))
-
-
-def _fresh(parent: Path, name: str) -> Path:
-    """A folder that does not exist yet, also for the second dump within a second."""
-    names = (name, *(f"{name}-{number}" for number in range(2, 100)))
-    return next((path for name in names if not (path := parent / name).exists()), parent / name)
 
 
 def _recorder(row: Run) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -25,12 +25,9 @@ from deploykit.run import registry
 from deploykit.run.registry import Run
 
 DAYS = 7
-"""Days after which a node may be used again."""
-_DAY = 86_400.0
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 """A node's name becomes part of a directive."""
 _MAX_REASON = 300
-"""Characters of a reason that are kept."""
 _MIN_FAILURES = 2
 """Failures of jobs, without a failed check, after which a node is excluded."""
 _MAX_LINES = 12
@@ -48,13 +45,10 @@ _LOOK_AT = {
     "cannot be reached": "ping it, and compare its firewall, routes and cables with its neighbors'",
     "is slow": "ethtool its interface, tc qdisc show, and its load",
 }
-"""What to look at, by a part of the reason."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node of a target that failed, and why."""
-
     target: str
     """``slurm://localhost``."""
     node: str
@@ -67,7 +61,6 @@ class Node:
 
     @property
     def is_left_out(self) -> bool:
-        """Whether new jobs are kept off it now."""
         return self.failed_check or len(self.runs) >= _MIN_FAILURES
 
 
@@ -87,13 +80,18 @@ def learn(rows: Iterable[Run]) -> None:
     nodes = {(node.target, node.node): node for node in known}
     for node in (node for row in rows for node in _recorded(row)):
         name = node.target, node.node
-        nodes[name] = _merged(nodes[name], node) if name in nodes else node
+        earlier = nodes.get(name, node)
+        if set(node.runs) <= set(earlier.runs):
+            nodes[name] = earlier  # it is known, and perhaps about to expire
+        else:
+            checked = earlier.failed_check or node.failed_check
+            nodes[name] = replace(node, failed_check=checked, runs=(*earlier.runs, *node.runs))
     if list(nodes.values()) != known:
         _write(nodes.values())
 
 
 def _recorded(row: Run) -> Iterator[Node]:
-    target, until = f"{row.backend}://{row.target}", time.time() + DAYS * _DAY
+    target, until = f"{row.backend}://{row.target}", time.time() + DAYS * 86_400
     for path in sorted(Path(row.folder).glob("exit_records/unhealthy-*.json")):
         with contextlib.suppress(OSError, ValueError):
             match read_json(path):
@@ -105,20 +103,11 @@ def _recorded(row: Run) -> Iterator[Node]:
                             yield Node(target, name, text, checked, runs, until)
 
 
-def _merged(earlier: Node, node: Node) -> Node:
-    if set(node.runs) <= set(earlier.runs):
-        return earlier  # it is known, and perhaps about to expire
-    failed_check = earlier.failed_check or node.failed_check
-    return replace(node, failed_check=failed_check, runs=(*earlier.runs, *node.runs))
-
-
 def clear(nodes: Sequence[Node]) -> None:
-    """Use these nodes again."""
     _write(node for node in every() if node not in nodes)
 
 
 def _write(nodes: Iterable[Node]) -> None:
-    """Replace the list in one step."""
     ordered = sorted(nodes, key=lambda node: (node.target, node.node))
     file = paths.left_out()
     paths.private_folder(file.parent)
@@ -137,13 +126,18 @@ def applied(plan: Plan, *, ask: bool) -> tuple[Plan, list[Problem]]:
     if not hasattr(options, "exclude") or getattr(options, "nodelist", None):
         return plan, []
     nodes = [node for node in every() if node.target == target and node.is_left_out]
-    if ask and nodes:
-        nodes = _existing(nodes, plan)
+    engine = backend.find(plan.backend)
+    if ask and nodes and backend.offers(engine, "node_names"):
+        with contextlib.suppress(BackendUnavailable):  # without an answer, all are excluded
+            names = engine.node_names(options)
+            if unknown := [node for node in nodes if names and node.node not in names]:
+                clear(unknown)
+                nodes = [node for node in nodes if node not in unknown]
     if not nodes:
         return plan, []
-    names = dict.fromkeys((*(options.exclude or "").split(","), *(node.node for node in nodes)))
-    options = replace(options, exclude=",".join(filter(None, names)))
-    plan = backend.find(plan.backend).plan(plan.job, options, run=plan.run, bundle=plan.bundle)
+    excluded = dict.fromkeys((*(options.exclude or "").split(","), *(node.node for node in nodes)))
+    options = replace(options, exclude=",".join(filter(None, excluded)))
+    plan = engine.plan(plan.job, options, run=plan.run, bundle=plan.bundle)
     warnings = [
         Problem(
             f"{plan.backend}.exclude",
@@ -156,27 +150,12 @@ def applied(plan: Plan, *, ask: bool) -> tuple[Plan, list[Problem]]:
     return plan, warnings
 
 
-def _existing(nodes: list[Node], plan: Plan) -> list[Node]:
-    """The nodes that the target knows; the others are cleared. All if it does not answer."""
-    engine = backend.find(plan.backend)
-    if not backend.offers(engine, "node_names"):
-        return nodes
-    try:
-        names = engine.node_names(plan.options)
-    except BackendUnavailable:
-        return nodes
-    unknown = [node for node in nodes if names and node.node not in names]
-    if unknown:
-        clear(unknown)
-    return [node for node in nodes if node not in unknown]
-
-
 def page(node: Node) -> Iterator[str]:
     """One page for those who repair a node: when it failed, what was seen, what to do.
 
     Logs that are gone are left out.
     """
-    until = _utc(node.until).strftime("%Y-%m-%d")
+    until = f"{_utc(node.until):%Y-%m-%d}"
     state = f"excluded until {until}" if node.is_left_out else "still used: failed once"
     yield f"{node.node} of {node.target}: {state}"
     yield ""
@@ -185,31 +164,26 @@ def page(node: Node) -> Iterator[str]:
         run, _, number = attempt.rpartition(".")
         row = registry.lookup(run).get(run)
         if row is not None:
-            submitted = _utc(row.created).strftime("%Y-%m-%d %H:%M UTC")
             yield ""
-            yield f"Run {run}, attempt {number}, submitted {submitted}:"
-            yield from (f"  {text}" for text in islice(_observed(row, node.node), _MAX_LINES))
+            yield f"Run {run}, attempt {number}, submitted {_utc(row.created):%Y-%m-%d %H:%M UTC}:"
+            yield from (f"  {text}" for text in _observed(row, node.node))
     yield ""
     yield "To do:"
     yield from (f"  {number}. {step}" for number, step in enumerate(_steps(node), 1))
 
 
-def _observed(row: Run, host: str) -> Iterator[str]:
-    """What the preflight of a run says of a node; else its record."""
+def _observed(row: Run, host: str) -> list[str]:
+    """What the preflight of a run says of a node; else where its record is."""
     from deploykit.run.log_selection import Selection, of_run  # readers of logs slow each submit
 
     try:
-        log = of_run(row, Selection(node=0), follow=False)
-        texts = [line.text for line in islice(log, _LINES_SEARCHED) if _is_about(line.text, host)]
+        log = islice(of_run(row, Selection(node=0), follow=False), _LINES_SEARCHED)
+        texts = [line.text for line in log if line.text.startswith("preflight: ")]
     except (DeploykitError, OSError):
         texts = []
-    yield from dict.fromkeys(texts)
-    if not texts:
-        yield f"its log says no more; records are in {Path(row.folder, 'exit_records')}"
-
-
-def _is_about(text: str, host: str) -> bool:
-    return text.startswith("preflight: ") and host in re.split(r"[\s(),]+", text)
+    about = dict.fromkeys(text for text in texts if host in re.split(r"[\s(),]+", text))
+    nothing = f"its log says no more; records are in {Path(row.folder, 'exit_records')}"
+    return list(about)[:_MAX_LINES] or [nothing]
 
 
 def _steps(node: Node) -> Iterator[str]:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from deploykit.backends import base as backend
 from deploykit.backends.base import Backend
@@ -30,13 +30,9 @@ from deploykit.run import budgets, config, excluded_nodes, registry
 from deploykit.run import state as run_state
 from deploykit.run.registry import Run
 
-if TYPE_CHECKING:
-    from deploykit.cost.estimate import Estimate
-
 _TIME_LIMIT = 3600
 """Seconds assumed if a required time limit is missing, so that the rest can be checked."""
 _MAX_OTHER_RUNS = 1000
-"""Unfinished runs whose checkpoints are compared."""
 _NO_YAML = "[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]"
 """Characters of JSON that YAML knows only as escapes; it does not know JSON's pairs of surrogates.
 
@@ -45,8 +41,6 @@ https://yaml.org/spec/1.2.2/#51-character-set
 
 
 class Prepared(NamedTuple):
-    """A plan and its warnings."""
-
     plan: Plan
     warnings: list[Problem]
     source: Source = Path()
@@ -64,13 +58,7 @@ def read(job: Source, overrides: Overrides) -> Draft:
 def with_defaults(draft: Draft) -> Draft:
     """The draft with the user's defaults for what it does not set. Raises ConfigError."""
     path = paths.config()
-    try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return draft
-    except OSError:
-        pass  # `config.read` says why
-    return config.filled(draft, config.read(path))
+    return config.filled(draft, config.read(path)) if os.path.lexists(path) else draft
 
 
 def load(
@@ -174,11 +162,10 @@ def _shared_checkpoints(job: JobSpec, run: str = "", *, ask: bool = False) -> li
     """
     if job.checkpoints is None:
         return []
-    own, rows = _resolved(job.checkpoints), list[Run]()
-    with contextlib.suppress(DeploykitError):  # an unreadable registry does not matter here
-        others = (row for row in registry.unfinished(_MAX_OTHER_RUNS) if row.run != run)
-        rows = [row for row in others if _resolved(row.job_data().get("checkpoints") or "") == own]
-        rows = run_state.refresh(rows) if ask else rows
+    own = _resolved(job.checkpoints)
+    others = (row for row in registry.unfinished(_MAX_OTHER_RUNS) if row.run != run)
+    rows = [row for row in others if _resolved(row.job_data().get("checkpoints") or "") == own]
+    rows = run_state.refresh(rows) if ask else rows
     return [
         Problem(
             "checkpoints",
@@ -247,9 +234,8 @@ def submit(plan: Plan) -> Run:
     folder = paths.private_folder(paths.run_folder(plan.run))
     with paths.submitting(folder, plan.run):
         try:
-            row = _claim(plan, folder)
-            if row.id is None:
-                record(plan, folder, billed(plan))
+            if _claim(plan, folder).id is None:
+                record(plan, folder, billed(plan), source_record(plan.bundle))
                 _send(plan, folder)
         except KeyboardInterrupt as interrupt:
             look = f"`deploykit status {plan.run}` shows whether it was started"
@@ -274,7 +260,6 @@ def _claim(plan: Plan, folder: Path) -> Run:
 
 
 def new_row(plan: Plan, folder: Path) -> Run:
-    """The row of a run that was not sent yet."""
     return Run(
         run=plan.run,
         name=plan.job.name,
@@ -289,47 +274,37 @@ def new_row(plan: Plan, folder: Path) -> Run:
     )
 
 
+def source_record(bundled: Bundle) -> dict[str, str | bytes]:
+    """What a run folder keeps of a bundle, which is stored: the same for all runs of the bundle.
+
+    ``source.json``, and its changes since its commit.
+    """
+    bundle.store(bundled)
+    known: dict[str, Any] = {"bundle": bundled.hash, "commit": bundled.commit}
+    files: dict[str, str | bytes] = {}
+    if bundled.commit is not None:
+        try:
+            files["uncommitted.diff"], known["left_out"] = revision.patch(bundled)
+        except DeploykitError as error:
+            known["uncommitted"] = f"not recorded: {error}"
+    return {**files, "source.json": json.dumps(known, indent=2) + "\n"}
+
+
 def record(
-    plan: Plan, folder: Path, price: Estimate | None, source: SourceRecord | None = None
+    plan: Plan, folder: Path, price: Estimate | None, source: Mapping[str, str | bytes]
 ) -> None:
     """Write the plan, its job, and the source's changes since its commit, into the run folder.
 
-    And its price now, since later prices may differ; None: nothing is billed. `source` is the
-    record of its source, if it was made for another run.
+    And its price now, since later prices may differ; None: nothing is billed.
     """
     paths.write(folder / f"plan.{plan.language}", plan.text)
     job = {**as_data(plan.job), plan.backend: as_data(plan.options)}
     text = json.dumps(job, indent=2, ensure_ascii=False) + "\n"
     paths.write(folder / backend.JOB, re.sub(_NO_YAML, lambda odd: f"\\u{ord(odd[0]):04x}", text))
-    source = source or source_record(plan.bundle)
-    if source.patch is not None:
-        paths.write(folder / "uncommitted.diff", source.patch)
-    paths.write(folder / "source.json", source.text)
+    for name, content in source.items():
+        paths.write(folder / name, content)
     if price is not None and (kept := price.record()):
         paths.write(folder / backend.PRICE, json.dumps(kept) + "\n")
-
-
-class SourceRecord(NamedTuple):
-    """What a run folder keeps of the source: ``source.json``, and its changes since its commit."""
-
-    text: str
-    patch: bytes | None = None
-
-
-def source_record(bundled: Bundle) -> SourceRecord:
-    """The record of a bundle, which is stored for it: the same for all runs of the bundle."""
-    bundle.store(bundled)
-    known: dict[str, Any] = {"bundle": bundled.hash, "commit": bundled.commit}
-    patch = None
-    if bundled.commit is not None:
-        try:
-            changes = revision.patch(bundled)
-        except DeploykitError as error:
-            known["uncommitted"] = f"not recorded: {error}"
-        else:
-            patch = changes.text
-            known["left_out"] = changes.left_out
-    return SourceRecord(json.dumps(known, indent=2) + "\n", patch)
 
 
 def _send(plan: Plan, folder: Path) -> None:
@@ -347,3 +322,52 @@ def _send(plan: Plan, folder: Path) -> None:
         follow = [sys.executable, "-P", "-m", "deploykit", "sync", plan.run, "--follow"]
         with contextlib.suppress(Exception):  # the job was sent; `sync` can be called by hand
             shell.detach(follow, folder / "tracking.log")
+
+
+# Runs that are sent together share the lock of their array, and their rows are in the registry
+# before anything is sent. So an interrupted submit is found again run by run, like that of one run.
+
+
+class Array(NamedTuple):
+    folder: Path
+    """The array's own folder, which does not exist yet."""
+    name: str
+    """The ids of its runs begin with the name and a hyphen."""
+    at_once: int
+    """The number of its runs that may run at the same time."""
+
+
+def submit_array(array: Array, plans: Sequence[Plan]) -> None:
+    """Send new runs, which differ in their arguments only, as one array.
+
+    Those that were sent before are left out. Raises as `submit`, but does not look at
+    budgets; runs that are refused together leave no row, and can be sent otherwise.
+    """
+    paths.private_folder(array.folder)
+    folders = {plan.run: paths.private_folder(paths.run_folder(plan.run)) for plan in plans}
+    for folder in folders.values():
+        lock = folder / paths.LOCK
+        lock.unlink(missing_ok=True)
+        lock.symlink_to(array.folder / paths.LOCK)
+    with paths.submitting(array.folder, array.name):
+        registry.add(*(new_row(plan, folders[plan.run]) for plan in plans))
+        rows = registry.lookup(*folders)
+        new = [plan for plan in plans if rows[plan.run].id is None]
+        if new:
+            _send_array(array, new, folders)
+
+
+def _send_array(array: Array, plans: Sequence[Plan], folders: dict[str, Path]) -> None:
+    engine = backend.require(plans[0].backend, "submit_array")
+    source, price = source_record(plans[0].bundle), billed(plans[0])
+    for plan in plans:
+        paths.make_folder(folders[plan.run] / "logs")
+        record(plan, folders[plan.run], price, source)
+    try:
+        handles = engine.submit_array(plans, array.folder, array.name, array.at_once)
+    except (Uncertain, TryAgain):
+        raise  # the job may exist: `refresh` asks again
+    except DeploykitError:
+        registry.remove(*(plan.run for plan in plans))
+        raise
+    registry.confirm_all({handle.run: handle.id for handle in handles})

@@ -10,7 +10,7 @@ from datetime import datetime
 from itertools import islice
 
 from deploykit.backends import base as backend
-from deploykit.job.model import Handle, LogLine
+from deploykit.job.model import LogLine
 from deploykit.lib.errors import NotFound, UsageError
 from deploykit.observe.folding import Folding, may_fold, plain
 from deploykit.observe.logfiles import Lines
@@ -38,7 +38,6 @@ class Selection:
 
     @property
     def of_each_line(self) -> bool:
-        """Whether each line can be selected without those before it."""
         return self.attempt is None and self.since is None and not self.first_error
 
 
@@ -105,7 +104,12 @@ def _lines(row: Run, wanted: Selection, *, follow: bool) -> Iterator[LogLine]:
     if row.handle is None:
         raise NotFound(f"{row.run} has no logs (state: {row.state})", hint=row.reason or None)
     if wanted.task is not None:
-        _refuse_unknown_task(row.handle, wanted.task)
+        count = backend.require(row.backend, "tasks").tasks(row.handle)
+        if count is None:
+            raise UsageError(f"{row.run} is not a job array", hint="omit --task")
+        if wanted.task not in range(count):
+            hint = f"its tasks are 0 to {count - 1}"
+            raise UsageError(f"{row.run} has no task {wanted.task}", hint=hint)
     lines = backend.find(row.backend).logs(row.handle, follow=follow)
     if isinstance(lines, Lines):
         lines.logs.node, lines.logs.task = wanted.node, wanted.task
@@ -125,16 +129,7 @@ def _select(lines: Iterator[LogLine], wanted: Selection) -> Iterator[LogLine]:
         lines = (line for line in lines if line.node == wanted.node)
     if wanted.since is not None:
         lines = _since(lines, wanted.since)
-    return _first_error(lines) if wanted.first_error else lines
-
-
-def _refuse_unknown_task(handle: Handle, task: int) -> None:
-    """Raise UsageError if the run has no task of that number."""
-    count = backend.require(handle.backend, "tasks").tasks(handle)
-    if count is None:
-        raise UsageError(f"{handle.run} is not a job array", hint="omit --task")
-    if task not in range(count):
-        raise UsageError(f"{handle.run} has no task {task}", hint=f"its tasks are 0 to {count - 1}")
+    return FirstError().of(lines) if wanted.first_error else lines
 
 
 def _since(lines: Iterable[LogLine], moment: datetime) -> Iterator[LogLine]:
@@ -157,16 +152,6 @@ def _attempt(lines: Iterable[LogLine], number: int) -> Iterator[LogLine]:
             yield line
 
 
-def _first_error(lines: Iterable[LogLine]) -> Iterator[LogLine]:
-    """Yield the first traceback, complete, or the first line that names an error."""
-    first = FirstError()
-    for line in lines:
-        if first.add(line):
-            yield line
-        if first.complete:
-            return
-
-
 class FirstError:
     """Finds the first traceback of any rank, or the first line that names an error."""
 
@@ -174,6 +159,14 @@ class FirstError:
         self._first: LogLine | None = None
         self.complete = False
         """Whether no further line belongs to it."""
+
+    def of(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
+        """Its lines, a traceback complete."""
+        for line in lines:
+            if self.add(line):
+                yield line
+            if self.complete:
+                return
 
     def add(self, line: LogLine) -> bool:
         """Whether the next line of the log belongs to it."""

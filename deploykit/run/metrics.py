@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from deploykit.backends import base as backend
 from deploykit.job.model import LogLine, State
@@ -21,7 +20,7 @@ from deploykit.observe.metrics import progress
 from deploykit.observe.metrics.files import MetricFiles
 from deploykit.observe.metrics.log_reader import LogReader
 from deploykit.observe.metrics.points import Point
-from deploykit.observe.metrics.progress import Length, Progress
+from deploykit.observe.metrics.progress import Progress
 from deploykit.observe.metrics.series import Collection, is_chosen, without_repeats
 from deploykit.run.registry import Run
 
@@ -36,9 +35,10 @@ class RunMetrics:
         """`most` bytes at the end of each log; of a job array one task, by default the first."""
         self.row = row
         self.problems: list[str] = []
-        """What could not be read."""
         self._task = task
-        self._length, self._patterns = _length_and_patterns(row.job_data())
+        job = row.job_data()
+        self._length = progress.length_of((job.get("entrypoint") or {}).get("args") or [])
+        self._patterns = job.get("metrics") or {}
         folder = Path(row.folder)
         self._logs = logfiles.Logs(folder, logfiles.ALL, most)
         self._files = MetricFiles(folder, row.output, row.created, most)
@@ -90,8 +90,12 @@ class RunMetrics:
 
     def progress(self) -> Progress:
         """How far the run is, from all that was read so far."""
-        if (bar := _bar_line(Path(self.row.folder))) is not None:
-            for _ in self._reader.feed([bar]):
+        folder = Path(self.row.folder)
+        if state := logfiles.bar(folder).strip("\n"):  # the log has it only every ten seconds
+            moment = None
+            with contextlib.suppress(OSError):
+                moment = datetime.fromtimestamp((folder / logfiles.BAR).stat().st_mtime, UTC)
+            for _ in self._reader.feed([LogLine(state, rank=0, time=moment, bar=True)]):
                 pass
         now = None if State(self.row.state).final else time.time()
         return progress.of(self.collection, self._reader, self._length, now)
@@ -99,15 +103,10 @@ class RunMetrics:
     def _lines(
         self, *, fetch: bool, heard: Callable[[LogLine], object] | None
     ) -> Iterator[LogLine]:
-        """The new lines, without those of other tasks of a job array; `heard` gets these too."""
-        for line in self._new_lines(fetch=fetch):
-            if heard is not None:
-                heard(line)
-            if line.task in {None, self._task}:
-                yield line
+        """The new lines, without those of other tasks of a job array; `heard` gets these too.
 
-    def _new_lines(self, *, fetch: bool) -> Iterator[LogLine]:
-        """The new lines; by default of the first task of a job array that has logs."""
+        The task is by default the first that has logs.
+        """
         is_here = logs_are_here(self.row)
         if self.row.handle is None or not (is_here or fetch):
             return
@@ -120,7 +119,11 @@ class RunMetrics:
                 logs = lines.logs if isinstance(lines, logfiles.Lines) else None
             if self._task is None and logs is not None:
                 self._task = logs.first_task()
-            yield from lines
+            for line in lines:
+                if heard is not None:
+                    heard(line)
+                if line.task in {None, self._task}:
+                    yield line
         except (DeploykitError, OSError) as error:
             self._note(f"the log: {error}")
 
@@ -143,20 +146,3 @@ def brief(row: Run) -> Progress:
     read = RunMetrics(row, most=BRIEFLY)
     read.refresh(fetch=False)
     return read.progress()
-
-
-def _bar_line(folder: Path) -> LogLine | None:
-    """The current state of the bar of rank 0, which the log has only every ten seconds."""
-    state = logfiles.bar(folder).strip("\n")
-    if not state:
-        return None
-    moment = None
-    with contextlib.suppress(OSError):
-        moment = datetime.fromtimestamp((folder / logfiles.BAR).stat().st_mtime, UTC)
-    return LogLine(state, rank=0, time=moment, bar=True)
-
-
-def _length_and_patterns(job: dict[str, Any]) -> tuple[Length, dict[str, str]]:
-    """How long the job is, by its arguments, and the regular expressions of its own metrics."""
-    entry, patterns = job.get("entrypoint") or {}, job.get("metrics") or {}
-    return progress.length_of(entry.get("args") or []), patterns

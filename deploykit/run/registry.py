@@ -3,9 +3,7 @@
 A row is written before anything is sent, and the job's id after, so that a crash in between stays
 visible. It uses a rollback journal instead of a write-ahead log, since homes are often on NFS.
 
-Columns of later versions are added at the end and may be NULL, so that an older and a newer
-deploykit can share a file; its version is for changes that an older one could not read. A read
-takes no write lock. Only `every` reads the whole table; the other reads use an index each.
+A read takes no write lock.
 """
 
 from __future__ import annotations
@@ -32,7 +30,6 @@ _HIGHEST = "\U0010ffff"
 """Sorts after every other character."""
 _CANDIDATES_SHOWN = 5
 """Runs that an ambiguous name may mean, in the hint."""
-_NEWEST_FIRST = "ORDER BY created DESC, run DESC"
 _CHUNK = 500
 """Ids in one statement: SQLite before 3.32 takes 999 values at most."""
 _LARGEST_INTEGER = 2**63 - 1
@@ -48,9 +45,9 @@ IN_FLIGHT = 300
 _FIRST_WAIT, _LONG_WAIT = 2, 60
 """Seconds to wait for another process's lock silently, and after a warning."""
 
-_VERSION = 1
-"""Of the table's layout; the file's ``user_version``."""
-_SCHEMA = """
+UNFINISHED = "state NOT IN ('cancelled', 'failed', 'succeeded', 'unsent')"
+"""SQLite uses a partial index only for a query with the same condition, word for word."""
+_TABLE = """
 CREATE TABLE runs (
     run       TEXT PRIMARY KEY,
     name      TEXT NOT NULL,
@@ -69,26 +66,13 @@ CREATE TABLE runs (
     exit_code INTEGER,
     started   REAL,           -- seconds since the epoch, as the target reports
     finished  REAL,
-    billed    REAL,           -- seconds
-    reduced   INTEGER         -- 1 once the run's source was chosen to be reduced
+    billed    REAL            -- seconds
 )
 """
-_ADDED_COLUMNS = {"started": "REAL", "finished": "REAL", "billed": "REAL", "reduced": "INTEGER"}
-"""Columns that are missing in a table of an older deploykit."""
-
-UNFINISHED = "state NOT IN ('cancelled', 'failed', 'succeeded', 'unsent')"
-TO_REDUCE = "state IN ('cancelled', 'failed', 'succeeded') AND reduced IS NULL"
-"""SQLite uses a partial index only for a query with the same condition, word for word."""
-_END_LENGTH = 4
-"""Characters of an id's end that are indexed."""
-_END = f"substr(run, -{_END_LENGTH})"
-_INDEXES = {
-    "runs_by_time": "(created, run, state)",
-    "runs_by_end": f"({_END})",
-    "runs_by_bundle": "(bundle)",
-    "runs_unfinished": f"(created, run) WHERE {UNFINISHED}",
-    "runs_to_reduce": f"(created, run) WHERE {TO_REDUCE}",
-}
+_INDEXES = (
+    "CREATE INDEX runs_by_time ON runs (created, run, state)",
+    f"CREATE INDEX runs_unfinished ON runs (created, run) WHERE {UNFINISHED}",
+)
 
 
 class Run(NamedTuple):
@@ -122,14 +106,17 @@ class Run(NamedTuple):
 
     @property
     def status(self) -> Status:
-        """The last known status."""
+        started, finished = (
+            None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+            for seconds in (self.started, self.finished)
+        )
         return Status(
             state=State(self.state),
             native=self.native,
             reason=self.reason,
             exit_code=self.exit_code,
-            started=_moment(self.started),
-            finished=_moment(self.finished),
+            started=started,
+            finished=finished,
             billed=self.billed,
         )
 
@@ -176,10 +163,8 @@ def known(run: str) -> Run:
 
 def add(*runs: Run) -> bool:
     """Insert the rows of new runs in one transaction; False if an id already exists."""
-    columns = Run._fields
-    marks = ", ".join("?" * len(columns))
-    statement = f"INSERT OR IGNORE INTO runs ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608 - our names
-    return _write(statement, runs) == len(runs)
+    columns, marks = ", ".join(Run._fields), ", ".join("?" * len(Run._fields))
+    return _write(f"INSERT OR IGNORE INTO runs ({columns}) VALUES ({marks})", runs) == len(runs)  # noqa: S608 - our names
 
 
 def confirm(run: str, identity: str, status: Status | None = None) -> None:
@@ -190,8 +175,10 @@ def confirm(run: str, identity: str, status: Status | None = None) -> None:
 def confirm_all(jobs: Mapping[str, str], status: Status | None = None) -> None:
     """`confirm` for many runs, with the id of each, in one transaction."""
     known = status or Status(State.QUEUED)
-    statement = "UPDATE runs SET id = ?, state = ?, native = ?, reason = ? WHERE run = ?"
-    _write(statement, [(job, *_columns(known)[:3], run) for run, job in jobs.items()])
+    _write(
+        "UPDATE runs SET id = ?, state = ?, native = ?, reason = ? WHERE run = ?",
+        [(job, known.state.value, known.native, known.reason, run) for run, job in jobs.items()],
+    )
 
 
 def update(run: str, status: Status) -> None:
@@ -208,18 +195,18 @@ def update_all(status_by_run: Mapping[str, Status]) -> None:
         "started = coalesce(?, started), finished = coalesce(?, finished), "
         "billed = coalesce(?, billed), "
         "output = coalesce(nullif(?, ''), output) WHERE run = ?",
-        [(*_columns(status), run) for run, status in status_by_run.items()],
+        [
+            (
+                *(status.state.value, status.native, status.reason, status.exit_code),
+                *(time and time.timestamp() for time in (status.started, status.finished)),
+                *(status.billed, status.output, run),
+            )
+            for run, status in status_by_run.items()
+        ],
     )
 
 
-def _columns(status: Status) -> tuple[Any, ...]:
-    times = [time and time.timestamp() for time in (status.started, status.finished)]
-    state = (status.state.value, status.native, status.reason, status.exit_code)
-    return (*state, *times, status.billed, status.output)
-
-
 def remove(*runs: str) -> None:
-    """Delete runs from the registry."""
     _write("DELETE FROM runs WHERE run = ?", [(run,) for run in runs])
 
 
@@ -255,13 +242,9 @@ def get(name: str | None) -> Run:
 
 
 def _like(name: str) -> tuple[str, tuple[str, ...]]:
-    """The condition, and its values, of ids that begin or end with `name`: an index finds both."""
-    begins = "SELECT rowid FROM runs WHERE run >= ? AND run < ?"
-    ends, values = "SELECT rowid FROM runs WHERE substr(run, -length(?)) = ?", [name, name]
-    if len(name) >= _END_LENGTH:
-        ends += f" AND {_END} = ?"
-        values.append(name[-_END_LENGTH:])
-    return f"rowid IN ({begins} UNION {ends})", (name, name + _HIGHEST, *values)
+    """The condition, and its values, of ids that begin or end with `name`."""
+    condition = "(run >= ? AND run < ? OR substr(run, -length(?)) = ?)"
+    return condition, (name, name + _HIGHEST, name, name)
 
 
 def get_to_stop(name: str) -> Run:
@@ -281,23 +264,31 @@ def get_to_stop(name: str) -> Run:
 def lookup(*ids: str) -> dict[str, Run]:
     """Those of the runs with exactly these ids that exist, by their ids."""
     chunks = [ids[start : start + _CHUNK] for start in range(0, len(ids), _CHUNK)]
-    clauses = [(f"WHERE run IN ({', '.join('?' * len(some))})", some) for some in chunks]
-    return {row.run: row for row in _select(clauses)}
+    clauses = [(f"run IN ({', '.join('?' * len(some))})", some) for some in chunks]
+    return {row.run: row for row in _rows(clauses)}
 
 
 def every() -> list[Run]:
-    """All runs, the newest first."""
     return select()
 
 
 def select(condition: str = "1", values: Sequence[str] = (), limit: int | None = None) -> list[Run]:
     """The runs that meet a condition in SQL, the newest first; at most `limit`."""
     most = -1 if limit is None else min(limit, _LARGEST_INTEGER)
-    return _select([(f"WHERE {condition} {_NEWEST_FIRST} LIMIT {most}", values)])
+    return _rows([(f"{condition} ORDER BY created DESC, run DESC LIMIT {most}", values)])
+
+
+def _rows(conditions: Sequence[tuple[str, Sequence[str]]]) -> list[Run]:
+    """The rows that meet each condition with its values."""
+    queries = [(f"SELECT * FROM runs WHERE {text}", values) for text, values in conditions]  # noqa: S608 - ours
+    return [_run(row) for row in query(queries)]
+
+
+def _run(row: sqlite3.Row) -> Run:
+    return Run(*(row[name] for name in Run._fields))
 
 
 def count(condition: str = "1", values: Sequence[str] = ()) -> int:
-    """How many runs meet a condition in SQL."""
     text = f"SELECT count(*) FROM runs WHERE {condition}"  # noqa: S608 - ours
     return next((int(row[0]) for row in query([(text, values)])), 0)
 
@@ -320,23 +311,6 @@ def selected(names: Sequence[str]) -> list[Run]:
     Raises NotFound.
     """
     return named(names) if names else unfinished() or [get(None)]
-
-
-def _run(row: sqlite3.Row) -> Run:
-    """A row as a run: columns that an older deploykit did not write have their defaults."""
-    run = Run(**{name: row[name] for name in row.keys() if name in Run._fields})  # noqa: SIM118
-    try:
-        State(run.state)
-    except ValueError as error:
-        raise CannotWrite(
-            f"the run {run.run} has an unknown state, {run.state!r}, in the registry {_file()}",
-            hint="a newer deploykit may have written it: pip install -U deploykit",
-        ) from error
-    return run
-
-
-def _moment(seconds: float | None) -> datetime | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
 
 @dataclass(frozen=True)
@@ -385,12 +359,6 @@ def now() -> float:
     return time.time()
 
 
-def _select(clauses: Sequence[tuple[str, Sequence[str]]]) -> list[Run]:
-    """The rows that each clause selects with its values."""
-    queries = [(f"SELECT * FROM runs {clause}", values) for clause, values in clauses]  # noqa: S608 - ours
-    return [_run(row) for row in query(queries)]
-
-
 def _file() -> Path:
     return paths.state() / "runs.sqlite"
 
@@ -400,48 +368,29 @@ def query(queries: Sequence[tuple[str, Sequence[str]]]) -> list[sqlite3.Row]:
     if not queries or not _file().exists():
         return []
     with _database() as database:
-        if _has_no_table(database):
+        if _is_new(database):
             return []
         return [row for query, values in queries for row in database.execute(query, values)]
 
 
 def _write(statement: str, rows: Sequence[Sequence[Any]]) -> int:
-    """Execute a statement with the values of each row; the number of rows changed."""
     with writing() as database:
         return int(database.executemany(statement, rows).rowcount)
 
 
 @contextlib.contextmanager
 def writing() -> Iterator[sqlite3.Connection]:
-    """The open registry, locked; its table, and columns of this version, are made if need be."""
+    """The open registry, locked; its table is made if need be."""
     with _database(create=True) as database:
         _take(database, "BEGIN IMMEDIATE")
-        if _has_no_table(database):
-            database.execute(_SCHEMA)
-            database.execute(f"PRAGMA user_version = {_VERSION}")
-        present = {row["name"] for row in database.execute("PRAGMA table_info(runs)")}
-        for name, kind in _ADDED_COLUMNS.items():
-            if name not in present:
-                database.execute(f"ALTER TABLE runs ADD COLUMN {name} {kind}")
-        for name, columns in _INDEXES.items():
-            database.execute(f"CREATE INDEX IF NOT EXISTS {name} ON runs {columns}")
+        if _is_new(database):
+            for statement in (_TABLE, *_INDEXES):
+                database.execute(statement)
         yield database
 
 
-def _has_no_table(database: sqlite3.Connection) -> bool:
-    """Whether the file is new. Raises CannotWrite if another version of deploykit wrote it."""
-    # in this order: another process may be making both, in one transaction
-    if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        return True
-    (version,) = database.execute("PRAGMA user_version").fetchone()
-    if version != _VERSION:
-        raise CannotWrite(
-            f"another version of deploykit wrote the registry of runs {_file()} "
-            f"(layout {version}; this version reads {_VERSION})",
-            hint="move the file away, or set DEPLOYKIT_HOME to another folder; "
-            "`deploykit attach` finds jobs again by their run ids",
-        )
-    return False
+def _is_new(database: sqlite3.Connection) -> bool:
+    return not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
 
 
 @contextlib.contextmanager

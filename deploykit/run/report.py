@@ -77,8 +77,6 @@ class Metric:
 
 @dataclass(frozen=True)
 class SourceFacts:
-    """The source that a run sent."""
-
     bundle: str
     commit: str | None
     changed: int | None
@@ -86,7 +84,6 @@ class SourceFacts:
 
     @property
     def changes(self) -> str | None:
-        """The same as text."""
         if self.changed is None:
             return None
         return units.size(self.changed) if self.changed else "none"
@@ -112,7 +109,6 @@ class RunFacts:
     """Lines of the launchers, and those of the trainer about slow ranks."""
     progress: Progress
     problems: list[str]
-    """What could not be read."""
 
 
 def facts(row: Run, names: Sequence[str] = ()) -> RunFacts:
@@ -132,12 +128,15 @@ def facts(row: Run, names: Sequence[str] = ()) -> RunFacts:
         other = curves.get(series.name)  # of equal length the first, as files come after logs
         if is_chosen(series.name, names) and (other is None or series.count > other.count):
             curves[series.name] = series
+    patch, price = folder / "uncommitted.diff", folder / backend.PRICE
+    changed = patch.stat().st_size if row.revision is not None and patch.exists() else None
+    billed = row.billed if State(row.state).final else row.seconds(now())
     return RunFacts(
         row=row,
         settings=dict(settings(row.job_data())),
-        source=_source(row, folder),
+        source=SourceFacts(row.bundle, row.revision, changed),
         seconds=row.seconds(now()),
-        cost=_spent(row),
+        cost=prices.spent(price, billed) if price.exists() else None,
         restarts=exit_records.attempt(folder) or 0,
         metrics={name: _metric(series) for name, series in curves.items()},
         curves=curves,
@@ -146,21 +145,6 @@ def facts(row: Run, names: Sequence[str] = ()) -> RunFacts:
         progress=read.progress(),
         problems=list(read.problems),
     )
-
-
-def _source(row: Run, folder: Path) -> SourceFacts:
-    changed: int | None = None
-    if row.revision is not None:
-        with contextlib.suppress(OSError):
-            changed = (folder / "uncommitted.diff").stat().st_size
-    return SourceFacts(row.bundle, row.revision, changed)
-
-
-def _spent(row: Run) -> Spent | None:
-    """What a run has cost, so far or in all; None if nothing is billed or known."""
-    path = Path(row.folder, backend.PRICE)
-    seconds = row.billed if State(row.state).final else row.seconds(now())
-    return prices.spent(path, seconds) if path.exists() else None
 
 
 def _metric(series: Series) -> Metric:
@@ -193,7 +177,7 @@ def settings(job: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if key not in _NOT_SETTINGS:
             yield from _flat(key, value)
     named: dict[str, list[str]] = {}
-    for name, value in argument_pairs([text for text in arguments or () if isinstance(text, str)]):
+    for name, value in argument_pairs(arguments or ()):
         named.setdefault(name, []).append(value)
     yield from ((name, " ".join(values)) for name, values in named.items())
 
@@ -245,7 +229,6 @@ class Setting:
 
     @property
     def differs(self) -> bool:
-        """Whether it is not the same in all runs."""
         return len(set(self.values)) > 1
 
 
@@ -292,19 +275,17 @@ class Comparison:
 
 def compare(runs: Sequence[RunFacts]) -> Comparison:
     """Compare runs: the source, then keys of the job, then arguments, then metrics."""
-    names = dict.fromkeys(name for run in runs for name in run.settings)
-    rows: list[tuple[str, list[str | None]]] = [
-        ("commit", [run.source.commit for run in runs]),
-        ("uncommitted changes", [run.source.changes for run in runs]),
-        ("bundle", [run.source.bundle or None for run in runs]),
-        ("backend", [run.row.backend for run in runs]),
-        *(
-            (name, [run.settings.get(name) for run in runs])
-            for name in sorted(names, key=lambda name: name.startswith(("-", "argument ")))
-        ),
-    ]
-    all_settings = [Setting(name, tuple(values)) for name, values in rows]
-    present = [setting for setting in all_settings if any(v is not None for v in setting.values)]
+    given = dict.fromkeys(name for run in runs for name in run.settings)
+    names = sorted(given, key=lambda name: name.startswith(("-", "argument ")))
+    rows: dict[str, list[str | None]] = {
+        "commit": [run.source.commit for run in runs],
+        "uncommitted changes": [run.source.changes for run in runs],
+        "bundle": [run.source.bundle or None for run in runs],
+        "backend": [run.row.backend for run in runs],
+        **{name: [run.settings.get(name) for run in runs] for name in names},
+    }
+    all_settings = [Setting(name, tuple(values)) for name, values in rows.items()]
+    present = [setting for setting in all_settings if set(setting.values) != {None}]
     different = tuple(setting for setting in present if setting.differs)
     metrics = dict.fromkeys(name for run in runs for name in run.metrics)
     return Comparison(
@@ -340,23 +321,23 @@ def _attempt_starts(run: RunFacts) -> dict[int, float]:
 
     A scheduler that starts a job again reports the last start only.
     """
-    row = run.row
-    begun: dict[int, float] = {}
+    started, begun = run.row.started, dict[int, float]()
     for line in run.remarks:
         if line.time is not None and line.node is not None:
             again = _RESTART.match(line.text)
             begun.setdefault(int(again[1]) if again else 0, line.time.timestamp())
-    if row.started is not None and run.restarts in {0, *begun}:
-        begun[run.restarts] = row.started
-    elif row.started is not None and len(begun) <= 1:
-        begun = {0: row.started, **dict(_restarts(row)[: run.restarts])}
+    if started is not None and run.restarts in {0, *begun}:
+        begun[run.restarts] = started
+    elif started is not None and len(begun) <= 1:
+        begun = {0: started}
+        for number, _, time in _restarts(run)[: run.restarts]:
+            begun[number] = time
     return dict(sorted(begun.items()))
 
 
-def _restarts(row: Run) -> list[tuple[int, float]]:
-    """Number and time of each restart."""
-    listed = exit_records.restart_times(Path(row.folder))
-    return [(number, moment.timestamp()) for number, _, moment in listed]
+def _restarts(run: RunFacts) -> list[tuple[int, str, float]]:
+    listed = exit_records.restart_times(Path(run.row.folder))
+    return [(number, why, moment.timestamp()) for number, why, moment in listed]
 
 
 def _events(run: RunFacts, starts: Mapping[int, float]) -> Iterator[Event]:
@@ -364,8 +345,8 @@ def _events(run: RunFacts, starts: Mapping[int, float]) -> Iterator[Event]:
     yield Event(row.created, "submitted")
     for attempt, time in starts.items():
         yield Event(time, f"attempt {attempt + 1} started" if len(starts) > 1 else "started")
-    for number, why, moment in exit_records.restart_times(Path(row.folder)):
-        yield Event(moment.timestamp(), f"restart {number}: {why.replace('_', ' ')}")
+    for number, why, time in _restarts(run):
+        yield Event(time, f"restart {number}: {why.replace('_', ' ')}")
     for line in run.remarks:
         repeated = line.text.startswith(_PREFLIGHT) and line.node  # each node says the same
         if line.rank is None and line.time and not repeated and _EVENT.match(line.text):
@@ -379,9 +360,8 @@ def _spans(run: RunFacts, starts: Mapping[int, float]) -> Iterator[Span]:
 
     An attempt without a recorded restart lasts until the next one.
     """
-    row = run.row
-    begin, end = row.created, row.finished or now()
-    ends = {number - 1: time for number, time in _restarts(row)}
+    begin, end = run.row.created, run.row.finished or now()
+    ends = {number - 1: time for number, _, time in _restarts(run)}
     begun = sorted((time, attempt) for attempt, time in starts.items() if time < end)
     for number, (time, attempt) in enumerate(begun, 1):
         start = max(begin, time)
@@ -407,31 +387,23 @@ def seconds(run: RunFacts, spans: Iterable[Span] | None = None) -> float | None:
 
 @dataclass(frozen=True)
 class RunReport:
-    """A run as a report shows it."""
-
     facts: RunFacts
     job: dict[str, Any]
-    """As it was submitted."""
     starts: list[float]
-    """When each attempt began, in seconds since the epoch."""
     events: list[Event]
     spans: list[Span]
     nodes: list[tuple[str, str]]
     """The number of each node, its host, its rendezvous; its network and the reason for it."""
     preflight: list[str]
     slow: list[str]
-    """Lines of the trainer about slow ranks."""
     causes: tuple[Cause, ...]
     stacks: list[str]
-    """The last recorded stacks."""
     usage: list[Sample]
-    """What each rank used over time."""
     profile: list[RankProfile]
     """Of the ranks whose steps were profiled, as far as they are read quickly."""
     software: list[tuple[str, str]]
     """Versions on node 0, and its GPUs."""
     files: list[Path]
-    """Those in the run folder that exist."""
     problems: list[str]
 
 
@@ -440,17 +412,18 @@ def of(row: Run) -> RunReport:
     run, job, folder = facts(row), row.job_data(), Path(row.folder)
     starts = _attempt_starts(run)
     causes, problems = _causes(row)
+    newest = stacks.newest(folder)
     return RunReport(
         facts=run,
         job=job,
         starts=list(starts.values()),
         events=sorted(_events(run, starts), key=lambda event: event.time)[:_MAX_EVENTS],
         spans=list(_spans(run, starts)),
-        nodes=list(_nodes(run, _hosts(folder, job))),
+        nodes=list(_nodes(run, job)),
         preflight=_preflight(run),
         slow=[line.text for line in run.remarks if line.rank is not None][-5:],
         causes=causes,
-        stacks=_stacks(folder),
+        stacks=list(stacks.lines(stacks.read(newest)))[:_MAX_LINES] if newest else [],
         usage=usage.history(folder),
         profile=list(_profile(folder)),
         software=usage.software(folder),
@@ -469,16 +442,13 @@ def _causes(row: Run) -> tuple[tuple[Cause, ...], list[str]]:
     return diagnosis.causes, list(diagnosis.warnings)
 
 
-def _hosts(folder: Path, job: dict[str, Any]) -> dict[int, str]:
-    """The host of each node of the last attempt, if its ranks have recorded it."""
-    match job.get("resources"):
-        case {"processes_per_node": int(ranks)} if ranks > 0:
-            return {rank // ranks: host for rank, host in exit_records.hosts(folder).items()}
-    return {}
-
-
-def _nodes(run: RunFacts, hosts: dict[int, str]) -> Iterator[tuple[str, str]]:
+def _nodes(run: RunFacts, job: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """For each node of the last attempt its name, and its network with the reason for it."""
+    hosts: dict[int, str] = {}
+    match job.get("resources"):
+        case {"processes_per_node": int(ranks)} if ranks > 0:  # its ranks may have recorded it
+            recorded = exit_records.hosts(Path(run.row.folder))
+            hosts = {rank // ranks: host for rank, host in recorded.items()}
     networks: dict[int, str] = {}
     meetings: dict[int, tuple[str, str]] = {}
     for line in run.remarks:
@@ -504,15 +474,6 @@ def _preflight(run: RunFacts) -> list[str]:
             elif line.text.startswith(_PREFLIGHT):
                 lines.append(line.text.removeprefix(_PREFLIGHT))
     return lines[-_MAX_LINES:]
-
-
-def _stacks(folder: Path) -> list[str]:
-    newest = stacks.newest(folder)
-    if newest is None:
-        return []
-    with contextlib.suppress(OSError, ValueError):
-        return list(stacks.lines(stacks.read(newest)))[:_MAX_LINES]
-    return []
 
 
 def _profile(folder: Path) -> Iterator[RankProfile]:

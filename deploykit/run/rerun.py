@@ -23,16 +23,12 @@ from deploykit.bundle import node_plane
 from deploykit.job.decode import as_data, read_json
 from deploykit.job.file import Overrides
 from deploykit.job.model import Plan
-from deploykit.job.spelling import UNKNOWN_KEY
 from deploykit.lib import paths
-from deploykit.lib.errors import JobFileError, NotFound, UsageError
-from deploykit.lib.problem import Problem
-from deploykit.lib.version import __version__
+from deploykit.lib.errors import NotFound, UsageError
 from deploykit.run import lifecycle, registry
 from deploykit.run.lifecycle import Prepared
 from deploykit.run.registry import Run
 
-UPGRADE = "pip install -U deploykit, or use the one that made it"
 _LOCATIONS = ("output", "checkpoints")
 _MAY_DIFFER = {"source", "backend", *_LOCATIONS}
 """Keys of a job that say where, and not what."""
@@ -56,7 +52,7 @@ def prepare(
     if not job.is_file():
         raise NotFound(
             f"{row.run} has no record of its job: {job} does not exist",
-            hint="submit its job file again; attached runs and runs of deploykit 0.2 have none",
+            hint="submit its job file again; attached runs have none",
         )
     archive = bundle.kept(row.bundle)
     if archive is None:
@@ -68,30 +64,7 @@ def prepare(
         source = Path(scratch, "source")
         bundle.unpack(archive, source)
         chosen = [*overrides, f"source={json.dumps(str(source))}"]
-        try:
-            prepared = lifecycle.prepare(job, chosen, backend or row.backend, run, arguments)
-        except JobFileError as error:
-            if _is_newer(job, error.problems):
-                what = f"{row.run} was made by a newer deploykit than this one ({__version__})"
-                raise JobFileError(what, error.problems, hint=UPGRADE) from error
-            raise
-        yield prepared
-
-
-def _is_newer(job: Path, problems: Sequence[Problem]) -> bool:
-    """Whether the file, which a deploykit wrote, has keys that this one does not know."""
-
-    def has(data: object, keys: Sequence[str]) -> bool:
-        for key in keys:
-            if not isinstance(data, dict) or key not in data:
-                return False
-            data = data[key]
-        return True
-
-    return any(
-        problem.message == UNKNOWN_KEY and has(read_json(job), problem.path.split("."))
-        for problem in problems
-    )
+        yield lifecycle.prepare(job, chosen, backend or row.backend, run, arguments)
 
 
 @dataclass(frozen=True)
@@ -144,8 +117,7 @@ def reproduce(
 
 def _refuse_other_job(row: Run, job: Mapping[str, Any], plan: Plan) -> None:
     """Raise UsageError if a key of the job would have another value than in the run."""
-    new: dict[str, Any] = {**as_data(plan.job), plan.backend: as_data(plan.options)}
-    new = json.loads(json.dumps(new))
+    new = json.loads(json.dumps({**as_data(plan.job), plan.backend: as_data(plan.options)}))
     free = _MAY_DIFFER | (set(base.names()) - {plan.backend})
     different = [
         key for key, value in job.items() if key not in free and key in new and new[key] != value

@@ -8,11 +8,12 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from deploykit.backends import base as backend
 from deploykit.backends.base import Backend
-from deploykit.job.model import NO_JOB, State, Status
+from deploykit.job.model import NO_JOB, Handle, State, Status
 from deploykit.lib import paths
 from deploykit.lib.errors import DeploykitError, JobMissing, NeverStarts, NotFound, TryAgain
 from deploykit.run import excluded_nodes, registry, storage
@@ -87,16 +88,12 @@ def _refresh(engine: Backend, rows: list[Run]) -> dict[str, str]:
                     reconcile(engine, row)
             except DeploykitError as error:
                 failures[row.run] = _last_known(row.backend, error)
-    handles = {
-        row.handle: row
-        for row in registry.lookup(*(row.run for row in rows)).values()
-        if row.handle is not None
-    }
-    if not handles:
-        return failures
-    status_by_handle = engine.status(list(handles))
-    pairs = ((row, status_by_handle[handle]) for handle, row in handles.items())
-    registry.update_all({row.run: status for row, status in pairs if status != row.status})
+    current = registry.lookup(*(row.run for row in rows)).values()
+    by_handle = {row.handle: row for row in current if row.handle is not None}
+    if by_handle:
+        status = engine.status(list(by_handle))
+        changed = {row.run: status[at] for at, row in by_handle.items() if status[at] != row.status}
+        registry.update_all(changed)
     return failures
 
 
@@ -117,7 +114,7 @@ def wait_all(names: Sequence[str], timeout: float | None = None) -> Iterator[lis
 
     A run is stuck if it can never start, or the target has no job of it.
     """
-    end, leave = (math.inf if timeout is None else time.monotonic() + timeout), math.inf
+    end, leave = time.monotonic() + (math.inf if timeout is None else timeout), math.inf
     pause, longest = _POLL
     last: list[Run] = []
     while True:
@@ -127,8 +124,7 @@ def wait_all(names: Sequence[str], timeout: float | None = None) -> Iterator[lis
             yield rows
             last, pause = rows, _POLL[0]
         now = time.monotonic()
-        unfinished = (row for row in rows if not State(row.state).final)
-        patience = max(map(_patience, unfinished), default=0.0)
+        patience = max((_patience(row) for row in rows), default=0.0)
         leave = min(leave, now + patience) if patience < math.inf else math.inf
         if now >= min(end, leave):
             return
@@ -137,7 +133,9 @@ def wait_all(names: Sequence[str], timeout: float | None = None) -> Iterator[lis
 
 
 def _patience(row: Run) -> float:
-    """Seconds that it is worth waiting while an unfinished run stays as it is."""
+    """Seconds that it is worth waiting while a run stays as it is."""
+    if State(row.state).final:
+        return 0.0
     if row.state == State.BLOCKED.value:
         return _BLOCKED
     return _MISSING if is_missing(row) else math.inf
@@ -157,6 +155,30 @@ def cancel(row: Run) -> Run:
         backend.find(row.backend).cancel(row.handle)
         row = refresh([row])[0]
     return row
+
+
+def cancel_all(rows: Sequence[Run]) -> None:
+    """Stop unfinished runs, those of one backend together if it can.
+
+    Raises the first error, once all were tried.
+    """
+    errors: list[DeploykitError] = []
+    handles: dict[str, list[Handle]] = defaultdict(list)
+    for row in rows:
+        if row.handle is not None:
+            handles[row.backend].append(row.handle)
+    for name, group in handles.items():
+        engine = backend.find(name)
+        steps = [partial(engine.cancel, handle) for handle in group]
+        if backend.offers(engine, "submit_array"):
+            steps = [partial(engine.cancel_all, group)]
+        for step in steps:
+            try:
+                step()
+            except DeploykitError as error:
+                errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def attach(run: str, name: str, target: str | None) -> Run:

@@ -18,7 +18,7 @@ import stat
 import tarfile
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,18 +42,16 @@ _TRIAL = re.compile(r"(.+?)-[0-9]+(?:-s[0-9]+)?(?:-r[0-9]+)?")
 """A run id of a trial: the sweep, the trial, the repeat, the attempt."""
 _KEPT_WHOLE = 3
 """The newest runs, whose sources stay whole: to look at them after a failure."""
-_REDUCED_AT_ONCE = 5
-"""Sources that are reduced when a run ends: each takes a third of a second for 40 MB."""
+_LOOKED_AT, _REDUCED_AT_ONCE = 50, 5
+"""The newest runs that are looked at when a run ends, and the most sources that are reduced then:
+each takes a third of a second for 40 MB."""
 _ABANDONED_AFTER = 3600
 """Seconds without a write after which a scratch folder belongs to no submit any more."""
 _PIECE = 1 << 20
-"""Bytes that are compared at once."""
 _SUFFIX = ".tar.gz"
 
 
 class Usage(NamedTuple):
-    """The disk space that a run's folder takes, in bytes."""
-
     size: int
     parts: Mapping[str, int]
     """By the names of `PARTS`, and `other`."""
@@ -65,45 +63,30 @@ def size(path: Path, seen: set[tuple[int, int]] | None = None) -> int:
     What cannot be read counts nothing. `seen` are files that were counted before.
     """
     seen = set() if seen is None else seen
-    total, folders = _blocks(path, seen), [str(path)]
-    if path.is_symlink() or not path.is_dir():
-        return total
-    while folders:
-        with contextlib.suppress(OSError), os.scandir(folders.pop()) as items:
-            for item in items:
-                total += _blocks(item, seen)
-                if item.is_dir(follow_symlinks=False):
-                    folders.append(item.path)
-    return total
-
-
-def _blocks(item: Path | os.DirEntry[str], seen: set[tuple[int, int]]) -> int:
-    """Bytes of one file's own blocks; 0 if it was seen before, or has gone."""
     try:
-        info = item.stat(follow_symlinks=False)
+        info = path.lstat()
     except OSError:
         return 0
     if info.st_nlink > 1 and not stat.S_ISDIR(info.st_mode):
         if (info.st_dev, info.st_ino) in seen:
             return 0
         seen.add((info.st_dev, info.st_ino))
-    return info.st_blocks * 512
+    below = _items(path) if stat.S_ISDIR(info.st_mode) else []
+    return info.st_blocks * 512 + sum(size(item, seen) for item in below)
 
 
 def run_usage(run: str) -> Usage | None:
-    """What a run's folder takes; None if there is no folder."""
     folder = paths.run_folder(run)
     if not os.path.lexists(folder):
         return None
     seen: set[tuple[int, int]] = set()
-    total, parts = _blocks(folder, seen), Counter[str]()
+    parts = Counter[str]()
     for item in [] if folder.is_symlink() else _items(folder):
         parts[item.name if item.name in PARTS else "other"] += size(item, seen)
-    return Usage(total + parts.total(), parts)
+    return Usage(folder.lstat().st_blocks * 512 + parts.total(), parts)
 
 
 def bundles() -> dict[str, Path]:
-    """The stored archives, by their hash."""
     stored = (path for path in _items(paths.bundles()) if path.name.endswith(_SUFFIX))
     return {path.name.removesuffix(_SUFFIX): path for path in stored}
 
@@ -142,7 +125,7 @@ def leftovers(rows: Sequence[Run]) -> list[Path]:
         *(path for path in _items(paths.bundles()) if path not in needed),
         *(path for path in sweep_folders() if not os.path.lexists(path / SWEEP_DEFINITION)),
     ]
-    return list(filter(_is_abandoned, unused))
+    return [path for path in unused if time.time() - _last_written(path) > _ABANDONED_AFTER]
 
 
 def _is_empty(folder: Path) -> bool:
@@ -150,17 +133,16 @@ def _is_empty(folder: Path) -> bool:
     return not folder.is_symlink() and {item.name for item in _items(folder)} <= {paths.LOCK}
 
 
-def _is_abandoned(path: Path) -> bool:
-    """Whether nothing was written at or just below `path` for an hour."""
+def _last_written(path: Path) -> float:
+    """When something was last written at or just below `path`."""
     newest = 0.0
     for item in (path, *([] if path.is_symlink() else _items(path))):
         with contextlib.suppress(OSError):
             newest = max(newest, item.lstat().st_mtime)
-    return time.time() - newest > _ABANDONED_AFTER
+    return newest
 
 
 def crashes() -> list[Path]:
-    """The logs of unexpected errors."""
     return _items(paths.state() / "crashes")
 
 
@@ -304,8 +286,20 @@ def remove(path: Path) -> None:
     try:
         if path.is_symlink() or not path.is_dir():
             path.unlink(missing_ok=True)
-        else:
+            return
+        try:
             _remove_tree(path)
+        except PermissionError:  # some caches are folders without write permission
+            path.chmod(stat.S_IRWXU)
+            for folder, below, _ in os.walk(path):
+                for name in below:
+                    if not (closed := Path(folder, name)).is_symlink():
+                        closed.chmod(stat.S_IRWXU)
+            _remove_tree(path)
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+            _remove_tree(path)  # another process that removes the same run has written its lock
     except OSError as error:
         raise CannotWrite(
             f"{path} cannot be removed: {error.strerror}",
@@ -314,76 +308,36 @@ def remove(path: Path) -> None:
 
 
 def _remove_tree(folder: Path) -> None:
-    """Remove a folder, with a second attempt.
-
-    Folders without permissions are opened up. Another process that removes the same run may have
-    written its lock.
-    """
-
     def raise_unless_gone(_function: object, _path: object, raised: Any) -> None:
         if not isinstance(raised[1], FileNotFoundError):
             raise raised[1]
 
-    try:
-        shutil.rmtree(folder, onerror=raise_unless_gone)
-    except OSError as error:
-        if isinstance(error, PermissionError):
-            _open_up(folder)
-        elif error.errno != errno.ENOTEMPTY:
-            raise
-        shutil.rmtree(folder, onerror=raise_unless_gone)
-
-
-def _open_up(path: Path) -> None:
-    """Let the owner into every folder: some caches are folders without write permission."""
-    path.chmod(stat.S_IRWXU)
-    for folder, below, _ in os.walk(path):
-        for name in below:
-            closed = Path(folder, name)
-            if not closed.is_symlink():
-                closed.chmod(stat.S_IRWXU)
+    shutil.rmtree(folder, onerror=raise_unless_gone)
 
 
 def tidy() -> None:
-    """Reduce the sources of a few runs that have ended, each once, to what the runs wrote."""
-    _reduce_all(filter(_is_whole, _next_to_reduce()))
+    """Reduce the sources of a few of the newest runs that have ended to what the runs wrote."""
+    _reduce_all(whole(registry.select(limit=_LOOKED_AT))[:_REDUCED_AT_ONCE])
 
 
 def tidy_all() -> None:
-    """Like `tidy`, for all runs, also those that were tried before."""
+    """Like `tidy`, for all runs."""
     _reduce_all(whole(registry.every()))
 
 
 def whole(rows: Iterable[Run]) -> list[Run]:
     """The runs whose sources can be reduced: they have ended, and are not the newest.
 
-    `rows` are all runs, the newest first.
+    `rows` are all runs, or the newest ones; the newest first.
     """
-    return list(filter(_is_whole, list(rows)[_KEPT_WHOLE:]))
-
-
-def _is_whole(row: Run) -> bool:
-    folder = paths.run_folder(row.run)
-    return (
-        folder == Path(row.folder)
-        and State(row.state).final
+    return [
+        row
+        for row in list(rows)[_KEPT_WHOLE:]
+        if State(row.state).final
         and row.state != State.UNSENT.value
-        and (folder / "source" / backend.LAUNCH).is_file()
-    )
-
-
-def _next_to_reduce() -> list[Run]:
-    """The newest ended runs that no call has returned yet, but none of the newest of all."""
-    newest = "ORDER BY created DESC, run DESC LIMIT"
-    kept = f"SELECT run FROM runs {newest} {_KEPT_WHOLE}"  # noqa: S608 - ours, as below
-    chosen = f"WHERE {registry.TO_REDUCE} AND run NOT IN ({kept}) {newest} {_REDUCED_AT_ONCE}"
-    query = f"SELECT run FROM runs {chosen}"  # noqa: S608 - ours
-    with registry.writing() as database:
-        ids = [row["run"] for row in database.execute(query)]
-        marks = ((run,) for run in ids)
-        database.executemany("UPDATE runs SET reduced = 1 WHERE run = ?", marks)
-    rows = registry.lookup(*ids)
-    return [rows[run] for run in ids if run in rows]
+        and paths.run_folder(row.run) == Path(row.folder)
+        and Path(row.folder, "source", backend.LAUNCH).is_file()
+    ]
 
 
 def _reduce_all(rows: Iterable[Run]) -> None:
@@ -395,35 +349,25 @@ def _reduce_all(rows: Iterable[Run]) -> None:
 def _reduce(folder: Path, digest: str) -> None:
     """Remove from ``source`` in a run's folder the files that the archive of the bundle has too.
 
-    ``files.json`` stays, which lists what they were. Does nothing without the right archive.
+    ``files.json`` stays, which lists what they were. Does nothing without the right archive. Files
+    behind a link in place of a folder are another folder's, and stay.
     """
-    source, archive = folder / "source", bundles().get(digest)
+    source, archive = folder / "source", bundle.kept(digest)
     if archive is None or folder.is_symlink() or source.is_symlink():
         return
-    emptied = set()
-    for path in _unchanged(archive, digest, source):
-        (source / path).unlink()
-        emptied |= set(path.parents)
-    for below in sorted(emptied - {Path()}, reverse=True):
-        _remove_if_empty(source / below)
-
-
-def _unchanged(archive: Path, digest: str, source: Path) -> Iterator[Path]:
-    """The files and links that are the same in `source` as in the `archive` of bundle `digest`.
-
-    None if this is not its archive. Files behind a link in place of a folder are another folder's.
-    """
-    if not bundle.holds(archive, digest):
-        return
-    top = source.resolve()
+    top, emptied = source.resolve(), set()
     with tarfile.open(archive, "r:gz") as tar:
         for member in tar:
-            path = Path(member.name)
-            is_below = (source / path).parent.resolve() == top / path.parent
-            if is_below and member.name != node_plane.FILES:
-                with contextlib.suppress(OSError):
-                    if _is_same(tar, member, source / path):
-                        yield path
+            path = source / member.name
+            is_below = path.parent.resolve() == top / Path(member.name).parent
+            if is_below and member.name != node_plane.FILES and _is_same(tar, member, path):
+                path.unlink()
+                emptied |= {below for below in path.parents if source in below.parents}
+    for below in sorted(emptied, reverse=True):
+        if {item.name for item in _items(below)} == {"__pycache__"}:
+            shutil.rmtree(below / "__pycache__", ignore_errors=True)
+        with contextlib.suppress(OSError):
+            below.rmdir()
 
 
 def _is_same(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> bool:
@@ -437,12 +381,3 @@ def _is_same(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> bool:
             if on_disk.read(len(piece)) != piece:
                 return False
     return True
-
-
-def _remove_if_empty(folder: Path) -> None:
-    """Remove a folder in which nothing is left but what Python cached of its modules."""
-    if {item.name for item in _items(folder)} == {"__pycache__"}:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(folder / "__pycache__")
-    with contextlib.suppress(OSError):
-        folder.rmdir()

@@ -11,7 +11,7 @@ import fcntl
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,6 @@ from deploykit.job.model import State, Track
 from deploykit.lib import paths
 from deploykit.lib.errors import DeploykitError, NotFound, TryAgain
 from deploykit.observe import exit_records
-from deploykit.observe.metrics.points import Point
 from deploykit.observe.trackers import contract
 from deploykit.observe.trackers.contract import About, Ending, Memory, Selection
 from deploykit.run import report as run_report
@@ -43,23 +42,10 @@ _NOT_PARAMETERS = ("env.", "track.", "metrics.")
 
 
 class Sent(NamedTuple):
-    """What was sent to one tracker."""
-
     tracker: str
     url: str
     values: int
     error: DeploykitError | None = None
-
-
-def trackers(row: Run) -> dict[str, str]:
-    """The address of each tracker of a run. Raises NotFound if its job names none."""
-    track, _ = decode(Track, row.job_data().get("track") or {}, "track")
-    if track is None or not track.chosen:
-        raise NotFound(
-            f"the job of {row.run} has no `track`",
-            hint="name a tracker in the job file, such as track: {mlflow: https://...}",
-        )
-    return track.chosen
 
 
 class Tracking:
@@ -67,7 +53,13 @@ class Tracking:
 
     def __init__(self, row: Run) -> None:
         """Raises NotFound if the job names no tracker."""
-        self._where = trackers(row)
+        track, _ = decode(Track, row.job_data().get("track") or {}, "track")
+        if track is None or not track.chosen:
+            raise NotFound(
+                f"the job of {row.run} has no `track`",
+                hint="name a tracker in the job file, such as track: {mlflow: https://...}",
+            )
+        self._where = track.chosen
         self._is_here = False
         self._begin(row)
 
@@ -81,7 +73,6 @@ class Tracking:
 
     @property
     def problems(self) -> list[str]:
-        """The metrics that could not be read."""
         return self._metrics.problems
 
     def sync(self, row: Run) -> list[Sent]:
@@ -94,20 +85,16 @@ class Tracking:
         if not (before and self._is_here):
             self._begin(row)  # what is fetched is the whole log
         self._metrics.row = row
-        points = self._metrics.new()
+        points = chain(self._metrics.new(), self._metrics.final() if final else ())
         while batch := list(islice(points, _BATCH)):
-            self._select(batch)
-        self._select(self._metrics.final() if final else [])
+            for selection in self._selections.values():
+                selection.add(batch)
         with _locked(folder / _LOCK):
             kept = folder / KEPT
             memories: dict[str, Memory] = {}
             with contextlib.suppress(OSError, ValueError):  # the trackers are asked then
                 memories = read_json(kept)
             return [self._send(kind, row, kept, memories) for kind in self._selections]
-
-    def _select(self, points: Sequence[Point]) -> None:
-        for selection in self._selections.values():
-            selection.add(points)
 
     def _send(self, kind: str, row: Run, kept: Path, memories: dict[str, Memory]) -> Sent:
         final = State(row.state).final
@@ -158,28 +145,26 @@ def follow(row: Run, report: Callable[[Sequence[Sent]], None]) -> None:
     Raises TryAgain if another process follows it. A tracker that does not answer is asked again,
     after the end of the run a few times.
     """
+    pause, failures = _MIN_PAUSE, 0
     try:
         with _locked(Path(row.folder) / _FOLLOWED, wait=False):
-            _follow(row, report)
+            tracking = Tracking(row)
+            while Path(row.folder).exists():
+                (row,) = run_state.refresh([row])
+                sent = tracking.sync(row)
+                report(sent)
+                failures = failures + 1 if any(result.error for result in sent) else 0
+                if State(row.state).final and (not failures or failures > _MAX_FAILURES):
+                    return
+                is_cheap = State(row.state) is State.RUNNING and logs_are_here(row)
+                time.sleep(pause)
+                longest = _MAX_PAUSE if is_cheap and not failures else _MAX_IDLE_PAUSE
+                pause = min(1.5 * pause, longest)
     except BlockingIOError as error:
         raise TryAgain(f"another process already follows {row.run}") from error
     except FileNotFoundError:
         if Path(row.folder).exists():
             raise  # else the run was removed meanwhile
-
-
-def _follow(row: Run, report: Callable[[Sequence[Sent]], None]) -> None:
-    tracking, pause, failures = Tracking(row), _MIN_PAUSE, 0
-    while Path(row.folder).exists():
-        (row,) = run_state.refresh([row])
-        sent = tracking.sync(row)
-        report(sent)
-        failures = failures + 1 if any(result.error for result in sent) else 0
-        if State(row.state).final and (not failures or failures > _MAX_FAILURES):
-            return
-        is_cheap = State(row.state) is State.RUNNING and logs_are_here(row)
-        time.sleep(pause)
-        pause = min(1.5 * pause, _MAX_PAUSE if is_cheap and not failures else _MAX_IDLE_PAUSE)
 
 
 def _about(row: Run) -> About:
@@ -204,6 +189,5 @@ def _locked(path: Path, *, wait: bool = True) -> Iterator[None]:
 
 
 def data(sent: Sent) -> Mapping[str, Any]:
-    """The same as JSON."""
     error = None if sent.error is None else str(sent.error)
     return {"tracker": sent.tracker, "url": sent.url, "values": sent.values, "error": error}

@@ -26,15 +26,11 @@ from deploykit.run.registry import Run
 LOGS_AGAIN = 30.0
 """Seconds between two requests for a log that is on another machine."""
 _MAX_FIRST_READ = 1 << 22
-"""Bytes at the end of each log that are read at first."""
 _MAX_ERROR_LINES = 200
-"""Lines of the first error that are kept."""
 
 
 @dataclass(frozen=True)
 class View:
-    """One run at one moment."""
-
     row: Run
     progress: Progress
     attempt: int
@@ -44,18 +40,12 @@ class View:
     error: tuple[LogLine, ...]
     """The first error of any rank; the end of a long one."""
     cause: str
-    """The cause of a failure, if known."""
     problems: tuple[str, ...]
-    """What could not be read."""
     usage: tuple[RankUsage, ...] = ()
-    """What each rank uses, while it runs."""
     slowest: str = ""
-    """The last line of the trainer about a slow rank."""
 
 
 class Watch:
-    """Runs that are refreshed again and again."""
-
     def __init__(self, rows: Iterable[Run]) -> None:
         self._watched = [_Watched(row) for row in rows]
         self._fetched: dict[str, _Watched] = {}
@@ -71,27 +61,23 @@ class Watch:
 
         With `whole`, all states are asked for, and all logs on another machine are read.
         """
-        self._fetched = {} if whole else self._due()
-        queried = [run for run in self._watched if run.row.backend not in self._fetched]
+        fetched: dict[str, _Watched] = {}
+        if not whole:  # the log that was read longest ago; none of a backend twice in a row
+            due = [run for run in self._watched if run.is_due]
+            for run in sorted(due, key=lambda run: run.read_at):
+                if run.row.backend not in self._fetched:
+                    fetched.setdefault(run.row.backend, run)
+        self._fetched = fetched
+        queried = [run for run in self._watched if run.row.backend not in fetched]
         rows = run_state.refresh([run.row for run in queried])
         for run, row in zip(queried, rows, strict=True):
             run.read(row, fetch=whole)
-        for run in self._fetched.values():
+        for run in fetched.values():
             run.read(run.row, fetch=True)
         return [run.view() for run in self._watched]
 
-    def _due(self) -> dict[str, _Watched]:
-        """The run whose log each backend is asked for: that of longest ago; not twice in a row."""
-        due = [run for run in self._watched if run.is_due and run.row.backend not in self._fetched]
-        chosen: dict[str, _Watched] = {}
-        for run in sorted(due, key=lambda run: run.read_at):
-            chosen.setdefault(run.row.backend, run)
-        return chosen
-
 
 class _Watched:
-    """What was read of one run so far."""
-
     def __init__(self, row: Run) -> None:
         self.row = row
         self._metrics = RunMetrics(row, most=_MAX_FIRST_READ)
@@ -100,7 +86,6 @@ class _Watched:
         self.read_at = -LOGS_AGAIN
         """When a log elsewhere was last read."""
         self._asked = False
-        """Whether its state was asked for."""
         self._state = ""
         """Its state when its log was last read."""
         self._cause = ""
@@ -141,7 +126,6 @@ class _Watched:
             self._slowest = line.text
 
     def view(self) -> View:
-        """What is known now."""
         folder = Path(self.row.folder)
         attempt = exit_records.attempt(folder) or 0
         runs = State(self.row.state) is State.RUNNING

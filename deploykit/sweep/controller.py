@@ -21,8 +21,7 @@ from optuna.trial import TrialState
 from deploykit.backends import base as backend
 from deploykit.job.model import Handle, State
 from deploykit.lib.errors import DeploykitError, Uncertain
-from deploykit.run import array as run_array
-from deploykit.run import lifecycle
+from deploykit.run import lifecycle, registry
 from deploykit.run import state as run_state
 from deploykit.run.registry import Run
 from deploykit.sweep import samplers, space, trial_job, trials
@@ -59,7 +58,6 @@ class Controller:
     _number: int = 0
     """Of the next trial."""
     _last: int = 0
-    """Number of trials in all."""
     _array: int = 0
     """Most runs that are submitted as one job array; 0: each is submitted alone."""
     _running: list[Handle] = field(default_factory=list)
@@ -129,7 +127,7 @@ class Controller:
     def _rows(self) -> dict[str, Run]:
         """The current rows of all runs that are waited for: one query to the backend."""
         ids = [live.run(repeat) for live in self.live for repeat in live.open]
-        rows = run_state.refresh(list(trials.rows(ids).values()))
+        rows = run_state.refresh(list(registry.lookup(*ids).values()))
         self._running = [row.handle for row in rows if row.handle and not _is_over(row)]
         return {row.run: row for row in rows}
 
@@ -153,7 +151,7 @@ class Controller:
         if live.is_stopped(repeat) and row.state != State.SUCCEEDED.value:
             live.retry(repeat)
             return
-        outcome = live.outcome(row)
+        outcome = trials.outcome_of(row, self.record.sweep.objective)
         attempts = live.attempt(repeat) + 1
         if outcome.lost and attempts <= self.record.sweep.retries and not live.pruned:
             self.tell(f"trial {live.number}: {row.run} {outcome.reason}; it is started again")
@@ -162,10 +160,16 @@ class Controller:
         live.results[repeat] = outcome
 
     def _prune(self, live: Live, row: Run) -> None:
-        """Cancel a run that the pruner ends."""
-        if self._prunes and (live.pruned or live.should_stop_early(row)):
-            self._changed = True
-            self._cancel(live, row)
+        """Cancel a run that the pruner ends; if its backend does not answer, at a later look."""
+        if not self._prunes or not (live.pruned or live.should_stop_early(row)):
+            return
+        self._changed = True
+        try:
+            run_state.cancel(row)
+        except DeploykitError as error:
+            self._say_once(
+                f"trial {live.number}: {row.run} could not be cancelled: {error.message}"
+            )
 
     @property
     def _limit(self) -> int:
@@ -177,20 +181,11 @@ class Controller:
     def _prunes(self) -> bool:
         return self.record.sweep.pruner != "none"
 
-    def _cancel(self, live: Live, row: Run) -> None:
-        """Cancel a run; where its backend does not answer, another look does."""
-        try:
-            run_state.cancel(row)
-        except DeploykitError as error:
-            self._say_once(
-                f"trial {live.number}: {row.run} could not be cancelled: {error.message}"
-            )
-
     def _finish(self, live: Live) -> None:
         ids = [
             live.run(repeat, n) for repeat in live.repeats for n in range(live.attempt(repeat) + 1)
         ]
-        rows = list(trials.rows(ids).values())
+        rows = list(registry.lookup(*ids).values())
         charged = self.budget.committed(rows)
         self._ended += charged
         live.keep_cost(trial_job.total(rows), charged)
@@ -229,7 +224,7 @@ class Controller:
         ]
         return (
             self._ended
-            + self.budget.committed(trials.rows(past).values())
+            + self.budget.committed(registry.lookup(*past).values())
             + self._busy() * self.budget.worst
         )
 
@@ -268,10 +263,10 @@ class Controller:
             trial_job.plan(self.base, live.run(n), self._passed(live, n), live.run(n, 0))
             for live, n in unsent
         ]
-        array = run_array.Array(self.record.new_array(), self.record.id, room)
+        array = lifecycle.Array(self.record.new_array(), self.record.id, room)
         self._changed = True
         try:
-            run_array.submit(array, plans)
+            lifecycle.submit_array(array, plans)
         except Uncertain:
             pass  # `refresh` finds out whether the job exists
         except DeploykitError as error:
@@ -305,7 +300,7 @@ class Controller:
                     self.tell(f"trial {live.number}: {row.run} is cancelled")
                 cancelled.append(row)
         try:
-            run_array.cancel(cancelled)
+            run_state.cancel_all(cancelled)
         except DeploykitError as error:
             self._say_once(f"{len(cancelled)} runs could not be cancelled: {error.message}")
         return left

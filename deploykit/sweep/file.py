@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,10 +18,8 @@ from deploykit.sweep.model import Parameter, Sweep
 
 _MOST_POINTS = 100_000
 _MOST_STEPS = 1_000_000
-_INFINITE = float("inf")
 _LARGEST = 2**53
 """Whole numbers up to this are exact as floating-point numbers."""
-_VALUES = ("choice", "range", "step")
 _LEARNS_FROM_RANGES = 2
 """Parameters with a range that CMA-ES needs."""
 
@@ -77,17 +76,15 @@ def _with_texts(data: dict[str, Any]) -> dict[str, Any]:
     parameters = data.get("parameters")
     if not isinstance(parameters, dict):
         return data
-    return {**data, "parameters": {name: _parameter(one) for name, one in parameters.items()}}
-
-
-def _parameter(data: Any) -> Any:
-    if not isinstance(data, dict):
-        return data
-    conditions = data.get("if")
-    own = {key: _texts(data[key]) for key in _VALUES if key in data}
-    if isinstance(conditions, dict):
-        own["if"] = {name: _texts(value) for name, value in conditions.items()}
-    return {**data, **own}
+    read = {}
+    for name, one in parameters.items():
+        read[name] = one
+        if isinstance(one, dict):
+            own = {key: _texts(one[key]) for key in ("choice", "range", "step") if key in one}
+            if isinstance(one.get("if"), dict):
+                own["if"] = {other: _texts(value) for other, value in one["if"].items()}
+            read[name] = {**one, **own}
+    return {**data, "parameters": read}
 
 
 def _texts(value: Any) -> Any:
@@ -134,7 +131,7 @@ def _check_choice(path: str, one: Parameter) -> Iterator[Problem]:
 
 def _check_range(path: str, one: Parameter) -> Iterator[Problem]:
     ends = [float(end) for end in one.range or ()]
-    if len(ends) != 2 or not -_INFINITE < ends[0] < ends[1] < _INFINITE:  # noqa: PLR2004 - both ends
+    if len(ends) != 2 or not -math.inf < ends[0] < ends[1] < math.inf:  # noqa: PLR2004 - both ends
         yield Problem(f"{path}.range", "expected the lowest and the highest value", "[0.1, 1]")
         return
     if one.log and ends[0] <= 0:
@@ -171,7 +168,16 @@ def _check_conditions(
 def _check_search(sweep: Sweep) -> Iterator[Problem]:
     """Whether the sampler and the pruner have what they need."""
     if sweep.sampler == "grid":
-        yield from _check_grid(sweep)
+        each = sweep.parameters.items()
+        right = {name: one for name, one in each if not any(_check_parameter(name, one))}
+        for name, one in right.items():
+            if one.range is not None and not space.grid_size(one):
+                message = "a grid requires a `step` or a `choice`"
+                yield Problem(f"parameters.{name}", message, "or sampler: random")
+        # at most so many: fewer where parameters depend on others
+        if math.prod(max(1, space.grid_size(one)) for one in right.values()) > _MOST_POINTS:
+            message = f"the grid has more than {_MOST_POINTS:,} points"
+            yield Problem("parameters", message, "sampler: random")
     elif sweep.trials is None:
         yield Problem("trials", "is required", "for example trials: 40")
     ranges = [one for one in sweep.parameters.values() if one.range and not one.if_]
@@ -180,15 +186,3 @@ def _check_search(sweep: Sweep) -> Iterator[Problem]:
         yield Problem("sampler", message, "sampler: tpe")
     if sweep.pruner == "hyperband" and sweep.max_steps is None:
         yield Problem("max_steps", "is required for `hyperband`", "the steps of a complete trial")
-
-
-def _check_grid(sweep: Sweep) -> Iterator[Problem]:
-    each = sweep.parameters.items()
-    right = {name: one for name, one in each if not any(_check_parameter(name, one))}
-    for name, one in right.items():
-        if one.range is not None and not space.grid_values(one):
-            message = "a grid requires a `step` or a `choice`"
-            yield Problem(f"parameters.{name}", message, "or sampler: random")
-    if space.size(right) > _MOST_POINTS:
-        message = f"the grid has more than {_MOST_POINTS:,} points"
-        yield Problem("parameters", message, "sampler: random")

@@ -19,12 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from deploykit.job.decode import Malformed, as_data, decode, read_json
-from deploykit.job.spelling import UNKNOWN_KEY
 from deploykit.lib import paths
 from deploykit.lib.errors import BackendUnavailable, NotFound, TryAgain, UsageError
-from deploykit.lib.version import __version__
 from deploykit.run import registry, storage
-from deploykit.run.rerun import UPGRADE
 from deploykit.sweep.model import SWEEP, Sweep
 
 if TYPE_CHECKING:
@@ -33,7 +30,6 @@ if TYPE_CHECKING:
 _ALPHABET = "23456789abcdefghjkmnpqrstvwxyz"
 _RANDOM = 6
 _LONGEST = 30
-_DEFINITION = storage.SWEEP_DEFINITION
 _JOURNAL = "journal.log"
 _STOP = "stop"
 _LOCK = "controller"
@@ -53,25 +49,20 @@ class SweepRecord:
     source: str
     """The job file, or script, as the user named it; empty where there was none."""
     overrides: Sequence[str]
-    """Those of the command line, for the job."""
     bundle: str
     """SHA-256 of the source that every trial runs."""
     created: float
-    """Seconds since the epoch."""
 
     @property
     def folder(self) -> Path:
-        """Its folder in the state folder."""
-        return _folders() / self.id
+        return paths.state() / "sweeps" / self.id
 
     @property
     def journal(self) -> Path:
-        """Optuna's journal of its trials."""
         return self.folder / _JOURNAL
 
     @property
     def stopping(self) -> bool:
-        """Whether it was asked to stop, and not to resume."""
         return (self.folder / _STOP).exists()
 
     @property
@@ -88,7 +79,6 @@ class SweepRecord:
         paths.touch(self.folder / _STOP)
 
     def ask_to_go_on(self) -> None:
-        """Take that back."""
         (self.folder / _STOP).unlink(missing_ok=True)
 
     def new_array(self) -> Path:
@@ -113,7 +103,7 @@ def checked_id(text: str) -> str:
     """An id that the user chose. Raises UsageError where it is not valid, or taken."""
     if re.fullmatch(SWEEP.regex, text) is None:
         raise UsageError(f"the sweep id {text!r} is not valid", hint=SWEEP.meaning)
-    if (_folders() / text / _DEFINITION).exists():
+    if (paths.state() / "sweeps" / text / storage.SWEEP_DEFINITION).exists():
         hint = f"`deploykit sweep resume {text}` continues it; or choose another id"
         raise UsageError(f"the sweep {text} exists already", hint=hint)
     return text
@@ -122,10 +112,9 @@ def checked_id(text: str) -> str:
 def create(record: SweepRecord) -> None:
     """Write the definition of a new sweep, whole or not at all."""
     folder = paths.private_folder(record.folder)
-    data = {**as_data(record), "created": record.created}
-    draft = folder / f"{_DEFINITION}.new"
-    paths.write(draft, json.dumps(data, indent=2) + "\n")
-    draft.replace(folder / _DEFINITION)
+    draft = folder / f"{storage.SWEEP_DEFINITION}.new"
+    paths.write(draft, json.dumps({**as_data(record), "created": record.created}, indent=2) + "\n")
+    draft.replace(folder / storage.SWEEP_DEFINITION)
 
 
 def find(name: str | None) -> SweepRecord:
@@ -133,67 +122,34 @@ def find(name: str | None) -> SweepRecord:
 
     Raises NotFound.
     """
-    known = every()
-    matches = [one for one in known if name is None or one.id.startswith(name)]
-    exact = [one for one in matches if one.id == name]
-    if name is None and matches:
-        return matches[0]
-    if len(exact or matches) == 1:
-        return (exact or matches)[0]
+    matches = [one for one in every() if name is None or one.id.startswith(name)]
+    exact = [one for one in matches if one.id == name] or matches
+    if exact and (name is None or len(exact) == 1):
+        return exact[0]
     if matches:
         ids = "; ".join(one.id for one in matches[:5])
         raise NotFound(f"{name!r} matches {len(matches)} sweeps", hint=ids)
-    for id_, why in unread().items():
-        if name is None or id_.startswith(name):
-            raise NotFound(f"the sweep {id_} {why}", hint=UPGRADE)
     message = f"no sweep matches {name!r}" if name else "there are no sweeps yet"
     hint = "`deploykit sweep list` shows all; `deploykit sweep start` starts one"
     raise NotFound(message, hint=hint)
 
 
 def every() -> list[SweepRecord]:
-    """All sweeps, the newest first; without those that are `unread`."""
+    """All sweeps, the newest first. Raises NotFound if a definition is damaged."""
     records = []
     for folder in storage.sweep_folders():
-        with contextlib.suppress(OSError, Malformed):
-            records.append(_read(folder))
+        file = folder / storage.SWEEP_DEFINITION
+        if file.exists():  # else it is not written yet
+            try:
+                data = read_json(file)
+                sweep, _ = decode(Sweep, data["sweep"])
+                records.append(SweepRecord(**{**data, "sweep": sweep}))
+            except (OSError, Malformed, LookupError, TypeError) as error:
+                raise NotFound(
+                    f"the definition of a sweep, {file}, cannot be read: {error}",
+                    hint=f"remove {folder}; its runs are in `deploykit list`",
+                ) from error
     return sorted(records, key=lambda one: (-one.created, one.id))
-
-
-def unread() -> dict[str, str]:
-    """By its id, why a sweep cannot be read: a newer deploykit made it, or its file is damaged."""
-    reasons = {}
-    for folder in storage.sweep_folders():
-        try:
-            _read(folder)
-        except FileNotFoundError:  # not written yet
-            continue
-        except (OSError, Malformed) as error:
-            reasons[folder.name] = str(error)
-    return reasons
-
-
-def _read(folder: Path) -> SweepRecord:
-    """Raises OSError or Malformed."""
-    match read_json(folder / _DEFINITION):
-        case {
-            "sweep": data,
-            "backend": str(backend),
-            "job": dict(job),
-            "source": str(source),
-            "overrides": list(overrides),
-            "bundle": str(bundle),
-            "created": int(created) | float(created),
-        }:
-            sweep, problems = decode(Sweep, data)
-            if any(problem.message == UNKNOWN_KEY for problem in problems):
-                raise Malformed(f"was made by a newer deploykit than this one ({__version__})")
-            if sweep is not None:
-                texts = [one for one in overrides if isinstance(one, str)]
-                return SweepRecord(
-                    folder.name, sweep, backend, job, source, texts, bundle, float(created)
-                )
-    raise Malformed(f"has no valid definition in {folder / _DEFINITION}")
 
 
 @contextlib.contextmanager
@@ -232,7 +188,6 @@ def remove(sweep: SweepRecord) -> None:
 
 
 def _locked(file: TextIO, kind: int) -> bool:
-    """Whether the lock of an open file could be taken."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -240,20 +195,11 @@ def _locked(file: TextIO, kind: int) -> bool:
     return True
 
 
-def _folders() -> Path:
-    return paths.state() / "sweeps"
-
-
 def run_id(sweep: str, number: int, repeat: int | None = None, attempt: int = 0) -> str:
     """The run id of a trial: whoever starts it, it is the same run."""
     seed = "" if repeat is None else f"-s{repeat}"
     again = f"-r{attempt}" if attempt else ""
     return registry.checked_id(f"{sweep}-{number}{seed}{again}")
-
-
-_NAME = "deploykit"
-_DAMAGED = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
-"""What Optuna raises for a journal that is not one of its own."""
 
 
 def require_optuna() -> None:
@@ -285,21 +231,13 @@ def _open(record: SweepRecord, lock: Any) -> Study:
 
     from deploykit.sweep import samplers
 
-    try:
-        storage = JournalStorage(JournalFileBackend(str(record.journal), lock))
-        return optuna.create_study(
-            study_name=_NAME,
-            storage=storage,
-            direction=record.sweep.objective.direction,
-            pruner=samplers.pruner(record.sweep),
-            load_if_exists=True,
-        )
-    except _DAMAGED as error:
-        raise NotFound(
-            f"{record.journal} is not a journal that Optuna {optuna.__version__} can read: "
-            f"{type(error).__name__}: {error}",
-            hint="its runs are in `deploykit list`; start a new sweep",
-        ) from error
+    return optuna.create_study(
+        study_name="deploykit",
+        storage=JournalStorage(JournalFileBackend(str(record.journal), lock)),
+        direction=record.sweep.objective.direction,
+        pruner=samplers.pruner(record.sweep),
+        load_if_exists=True,
+    )
 
 
 def _drop_incomplete_line(path: Path) -> None:
@@ -316,8 +254,7 @@ class _OnlyWriter:
     """No lock: the sweep's own is held, and unlike Optuna's it ends with the process."""
 
     def acquire(self) -> bool:
-        """Nothing to wait for."""
         return True
 
     def release(self) -> None:
-        """Nothing to release."""
+        pass

@@ -22,7 +22,6 @@ from deploykit.observe.charts import (
     thin,
     ticks,
 )
-from deploykit.observe.metrics.points import Point
 from deploykit.observe.metrics.series import without_repeats
 from deploykit.run.metrics import RunMetrics
 from deploykit.sweep import folder, space, summary, trials
@@ -38,13 +37,10 @@ _MOST_AXES = 9
 _MOST_LINES = 400
 _MOST_POINTS = 300
 _GOOD = 0.25
-"""The share of trials that are drawn as good."""
 
 
 @dataclass(frozen=True)
 class SweepReport:
-    """A sweep as a report shows it."""
-
     summary: SweepSummary
     importance: Mapping[str, float]
     """Of the parameters, 1 in all, the greatest first; none where it is not known."""
@@ -119,21 +115,13 @@ def _curves(sweep: SweepSummary) -> Chart | None:
         if one.runs:
             every = (point for row in one.runs for point in RunMetrics(row).new())
             own = without_repeats(point for point in every if point.name == objective.metric)
-            points = trials.of_objective(list(own), objective)
+            points = enumerate(trials.of_objective(list(own), objective))
             label = f"trial {one.number}{', stopped' if one.state == 'pruned' else ''}"
-            curves.append(Curve(label, _pairs(points)))
+            pairs = [(number if at.step is None else at.step, at.value) for number, at in points]
+            curves.append(Curve(label, sorted((float(step), value) for step, value in pairs)))
     known = [curve for curve in curves if len(curve.points) > 1]
-    return (
-        Chart(f"{objective.metric} of the best trials", "step", _thinned(known)) if known else None
-    )
-
-
-def _pairs(points: Sequence[Point]) -> list[tuple[float, float]]:
-    pairs = (
-        (number if point.step is None else point.step, point.value)
-        for number, point in enumerate(points)
-    )
-    return sorted((float(step), value) for step, value in pairs)
+    title = f"{objective.metric} of the best trials"
+    return Chart(title, "step", _thinned(known)) if known else None
 
 
 def _thinned(curves: Sequence[Curve]) -> list[Curve]:
@@ -141,7 +129,6 @@ def _thinned(curves: Sequence[Curve]) -> list[Curve]:
 
 
 def _height(scale: Scale, value: float) -> float:
-    """The height of a value from 0 to 1."""
     return min(max(scale(value), 0.0), 1.0)
 
 

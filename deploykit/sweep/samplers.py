@@ -7,10 +7,11 @@ controller that was started again chooses as the first one would have.
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import random
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optuna.exceptions import ExperimentalWarning
@@ -36,20 +37,17 @@ def suggest(sweep: Sweep, trial: Trial) -> space.Values:
     """The values of a trial, each chosen unless the journal has it already."""
 
     def value(name: str, one: Parameter) -> str:
-        return space.shown(one, _suggested(trial, name, one))
+        if one.choice is not None:
+            return trial.suggest_categorical(name, one.choice)
+        low, high = one.range or ("0", "1")
+        if one.int:
+            ends, whole = (int(float(low)), int(float(high))), int(float(one.step or "1"))
+            return space.shown(one, trial.suggest_int(name, *ends, step=whole, log=one.log))
+        step = float(one.step) if one.step else None
+        chosen = trial.suggest_float(name, float(low), float(high), step=step, log=one.log)
+        return space.shown(one, chosen)
 
     return space.choose(sweep.parameters, value)
-
-
-def _suggested(trial: Trial, name: str, one: Parameter) -> Any:
-    if one.choice is not None:
-        return trial.suggest_categorical(name, one.choice)
-    low, high = one.range or ("0", "1")
-    if one.int:
-        ends, whole = (int(float(low)), int(float(high))), int(float(one.step or "1"))
-        return trial.suggest_int(name, *ends, step=whole, log=one.log)
-    step = float(one.step) if one.step else None
-    return trial.suggest_float(name, float(low), float(high), step=step, log=one.log)
 
 
 def values(sweep: Sweep, params: Mapping[str, Any]) -> space.Values:
@@ -59,7 +57,6 @@ def values(sweep: Sweep, params: Mapping[str, Any]) -> space.Values:
 
 
 def sampler(sweep: Sweep, number: int) -> BaseSampler:
-    """The sampler of the trial with this number."""
     seed = random.Random(f"{sweep.seed} {number}").randrange(_LARGEST_SEED)  # noqa: S311 - no secret
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
@@ -72,11 +69,10 @@ def sampler(sweep: Sweep, number: int) -> BaseSampler:
 
 def is_pointwise(sweep: Sweep) -> bool:
     """Whether each trial's values follow from its number alone."""
-    return sweep.sampler in _POINTS
+    return sweep.sampler in {"grid", "random", "sobol"}
 
 
 def pruner(sweep: Sweep) -> BasePruner:
-    """The pruner of a sweep."""
     least, factor = sweep.min_steps, sweep.reduction
     if sweep.pruner == "asha":
         return SuccessiveHalvingPruner(min_resource=least, reduction_factor=factor)
@@ -88,12 +84,29 @@ def pruner(sweep: Sweep) -> BasePruner:
     return NopPruner()
 
 
-def points(sweep: Sweep, number: int) -> dict[str, Any] | None:
-    """The values of the trial with this number, as Optuna takes them; None if a sampler chooses."""
-    if sweep.sampler not in _POINTS:
-        return None
-    point = _POINTS[sweep.sampler](sweep, number)
-    return {name: _typed(sweep.parameters[name], value) for name, value in point.items()}
+def point(sweep: Sweep, number: int) -> dict[str, Any] | None:
+    """The values of the trial with this number, as Optuna takes them; None if a sampler chooses.
+
+    Optuna's grid has no conditions, and its sequence of Sobol begins with trials at random.
+    """
+    values: space.Values = {}
+    if sweep.sampler == "grid":
+        if sweep.pruner != "none":  # it keeps each trial that is better than all before it
+            number = _order(sum(1 for _ in space.points(sweep.parameters)), sweep.seed)[number]
+        values = next(itertools.islice(space.points(sweep.parameters), number, None))
+    elif sweep.sampler == "sobol":
+        from scipy.stats import qmc  # slow to import
+
+        sequence = qmc.Sobol(len(sweep.parameters), scramble=True, rng=sweep.seed)
+        if number:
+            sequence.fast_forward(number)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # one point is not a power of 2
+            shares = sequence.random(1)[0]
+        pairs = zip(sweep.parameters.items(), shares, strict=True)
+        values = {name: space.at(one, float(share)) for (name, one), share in pairs}
+    typed = {name: _typed(sweep.parameters[name], value) for name, value in values.items()}
+    return typed or None
 
 
 def _typed(one: Parameter, value: str) -> Any:
@@ -102,47 +115,9 @@ def _typed(one: Parameter, value: str) -> Any:
     return int(value) if one.int else float(value)
 
 
-def _grid(sweep: Sweep, number: int) -> space.Values:
-    every = space.points(sweep.parameters)
-    if sweep.pruner != "none":  # it keeps each trial that is better than all before it
-        number = _order(len(every), sweep.seed)[number]
-    return every[number]
-
-
 @functools.lru_cache(1)
 def _order(size: int, seed: int) -> Sequence[int]:
     """The numbers below `size` in random order."""
     numbers = list(range(size))
     random.Random(seed).shuffle(numbers)  # noqa: S311 - no secret
     return numbers
-
-
-def _random(sweep: Sweep, number: int) -> space.Values:
-    def share(name: str) -> float:
-        return random.Random(f"{sweep.seed} {number} {name}").random()  # noqa: S311 - no secret
-
-    return {name: space.at(one, share(name)) for name, one in sweep.parameters.items()}
-
-
-def _sobol(sweep: Sweep, number: int) -> space.Values:
-    from scipy.stats import qmc  # slow to import
-
-    sequence = qmc.Sobol(len(sweep.parameters), scramble=True, rng=sweep.seed)
-    if number:
-        sequence.fast_forward(number)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # one point is not a power of 2
-        shares = sequence.random(1)[0]
-    pairs = zip(sweep.parameters.items(), shares, strict=True)
-    return {name: space.at(one, float(share)) for (name, one), share in pairs}
-
-
-_POINTS: dict[str, Callable[[Sweep, int], space.Values]] = {
-    "grid": _grid,
-    "random": _random,
-    "sobol": _sobol,
-}
-"""Samplers for which each trial's values follow from its number alone.
-
-Optuna's own draw from one sequence, which a controller that is started again would begin anew.
-"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from decimal import ROUND_FLOOR, Decimal
 from typing import NamedTuple
 
@@ -17,8 +17,6 @@ _ENVIRONMENT = "env:"
 
 
 class Passed(NamedTuple):
-    """What a trial adds to its job."""
-
     arguments: list[str]
     env: dict[str, str]
 
@@ -39,25 +37,16 @@ def choose(parameters: Mapping[str, Parameter], value: Callable[[str, Parameter]
 
 def at(one: Parameter, share: float) -> str:
     """The value at a share of a parameter's range or choices, 0 <= share < 1."""
-    values = one.choice or _steps(one)
-    if values:
-        return values[min(int(share * len(values)), len(values) - 1)]
+    if count := grid_size(one):
+        return grid_value(one, min(int(share * count), count - 1))
     low, high = (float(end) for end in one.range or ())
-    if one.int:
-        return str(_whole(low, high, share, log=one.log))
-    if one.log:
-        value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
-    else:
-        value = low + share * (high - low)
-    return text(min(max(value, low), high))
-
-
-def _whole(low: float, high: float, share: float, *, log: bool) -> int:
-    """A whole number of the range, each as probable as its part of a line (of logarithms)."""
-    if not log:
-        return int(low) + int(share * (int(high) - int(low) + 1))
-    start, end = math.log(low - 0.5), math.log(high + 0.5)
-    return min(max(round(math.exp(start + share * (end - start))), int(low)), int(high))
+    if not one.log:
+        return text(low + share * (high - low))
+    # a whole number is as probable as its part of the line of logarithms
+    half = 0.5 if one.int else 0.0
+    start, end = math.log(low - half), math.log(high + half)
+    value = min(max(math.exp(start + share * (end - start)), low), high)
+    return str(round(value)) if one.int else text(value)
 
 
 def text(value: float | str) -> str:
@@ -65,85 +54,51 @@ def text(value: float | str) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
-def points(parameters: Mapping[str, Parameter]) -> Sequence[Values]:
-    """The points of a grid; the last parameter varies fastest."""
-    if not any(one.if_ for one in parameters.values()):
-        return _Grid({name: grid_values(one) for name, one in parameters.items()})
-    grid: list[dict[str, str]] = [{}]
-    for name, one in parameters.items():
-        grid = [more for point in grid for more in _with(point, name, one)]
-    return grid
-
-
-def _with(point: dict[str, str], name: str, one: Parameter) -> Iterator[dict[str, str]]:
-    if not applies(one, point):
-        yield point
+def points(parameters: Mapping[str, Parameter], begun: Values | None = None) -> Iterator[Values]:
+    """The points of a grid that continue `begun`; the last parameter varies fastest."""
+    begun = begun or {}
+    if not parameters:
+        yield begun
         return
-    for value in grid_values(one):
-        yield {**point, name: value}
-
-
-def size(parameters: Mapping[str, Parameter]) -> int:
-    """At most so many points a grid has; fewer where parameters depend on others."""
-    return math.prod(max(1, len(grid_values(one))) for one in parameters.values())
+    (name, one), *rest = parameters.items()
+    if not applies(one, begun):
+        yield from points(dict(rest), begun)
+        return
+    for number in range(grid_size(one)):
+        yield from points(dict(rest), {**begun, name: grid_value(one, number)})
 
 
 def trials(sweep: Sweep) -> int:
     """Number of trials of a sweep; a grid has no more than its points."""
     if sweep.sampler != "grid":
         return sweep.trials or 0
-    count = len(points(sweep.parameters))
+    count = sum(1 for _ in points(sweep.parameters))
     return min(count, sweep.trials or count)
 
 
-def grid_values(one: Parameter) -> Sequence[str]:
-    """The values of a parameter in a grid; none where its range has no step."""
-    return one.choice or _steps(one)
-
-
-def _steps(one: Parameter) -> Sequence[str]:
-    """The values of a range with a step, exactly as they are added up in decimals."""
-    step = one.step or ("1" if one.int and not one.log else None)
+def grid_size(one: Parameter) -> int:
+    """The number of values of a parameter in a grid; 0 where its range has no step."""
+    if one.choice is not None:
+        return len(one.choice)
+    step = _step(one)
     if step is None or one.range is None:
-        return ()
-    low, high, each = Decimal(one.range[0]), Decimal(one.range[1]), Decimal(step)
-    count = int(((high - low) / each).to_integral_value(ROUND_FLOOR)) + 1
-    return _Steps(low, each, count, whole=one.int)
+        return 0
+    width = Decimal(one.range[1]) - Decimal(one.range[0])
+    return int((width / step).to_integral_value(ROUND_FLOOR)) + 1
 
 
-class _Grid(Sequence[Values]):
-    """The points of a grid without conditions, made when they are asked for."""
-
-    def __init__(self, values: Mapping[str, Sequence[str]]) -> None:
-        self._values = values
-
-    def __len__(self) -> int:
-        return math.prod(map(len, self._values.values()))
-
-    def __getitem__(self, index: int) -> Values:  # type: ignore[override]
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        point = {}
-        for name, values in reversed(list(self._values.items())):
-            index, position = divmod(index, len(values))
-            point[name] = values[position]
-        return dict(reversed(list(point.items())))
+def grid_value(one: Parameter, number: int) -> str:
+    """A value of a parameter in a grid, exactly as steps are added up in decimals."""
+    if one.choice is not None:
+        return one.choice[number]
+    low, *_ = one.range or ("0",)
+    value = Decimal(low) + number * (_step(one) or 1)
+    return str(int(value)) if one.int else text(float(value))
 
 
-class _Steps(Sequence[str]):
-    """Equally spaced values, made when they are asked for."""
-
-    def __init__(self, low: Decimal, each: Decimal, count: int, *, whole: bool) -> None:
-        self._low, self._each, self._count, self._whole = low, each, count, whole
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> str:  # type: ignore[override]
-        if not 0 <= index < self._count:
-            raise IndexError(index)
-        value = self._low + index * self._each
-        return str(int(value)) if self._whole else text(float(value))
+def _step(one: Parameter) -> Decimal | None:
+    step = one.step or ("1" if one.int and not one.log else None)
+    return None if step is None else Decimal(step)
 
 
 def passed(parameters: Mapping[str, Parameter], values: Values) -> Passed:
@@ -182,7 +137,6 @@ def form_problem(form: str) -> str | None:
 
 def shown(one: Parameter, value: float | str) -> str:
     """A value that a sampler chose, as text; one of a range with a step is exactly on it."""
-    steps = _steps(one)
-    if isinstance(value, str) or one.range is None or not steps or not one.step:
+    if isinstance(value, str) or one.range is None or one.step is None:
         return text(value)
-    return steps[round((value - float(one.range[0])) / float(one.step))]
+    return grid_value(one, round((value - float(one.range[0])) / float(one.step)))

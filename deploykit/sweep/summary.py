@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from optuna.trial import FrozenTrial, TrialState
 
 from deploykit.cost.money import Money, cents
+from deploykit.run import registry
 from deploykit.run import state as run_state
 from deploykit.run.registry import Run
 from deploykit.sweep import (
@@ -75,19 +76,15 @@ class TrialSummary:
     state: str
     """``running``, ``succeeded``, ``pruned`` or ``failed``."""
     values: Mapping[str, str]
-    """Of its parameters, as its script got them."""
     value: float | None
     """Of the objective; of a pruned trial the last one that was reported."""
     reason: str
     runs: Sequence[Run]
-    """Those of all attempts."""
     spread: Spread | None = None
-    """Of repeated runs."""
     cost: Money | None = None
     """Of all its runs so far; None where nothing is billed or known."""
 
     def data(self) -> dict[str, Any]:
-        """The trial as JSON."""
         return {
             "trial": self.number,
             "state": self.state,
@@ -102,18 +99,14 @@ class TrialSummary:
 
 @dataclass(frozen=True)
 class SweepSummary:
-    """A sweep at one moment."""
-
     record: SweepRecord
     trials: Sequence[TrialSummary]
     controlled: bool
-    """Whether a process controls it."""
     total: int
     """Trials in all, once it has ended."""
     cost: Money | None
     """Of all runs so far; None where nothing is billed or known."""
     capped: bool = False
-    """Whether it has ended at its cap."""
 
     @property
     def state(self) -> str:
@@ -129,7 +122,6 @@ class SweepSummary:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many trials are in each state."""
         return dict(Counter(trial.state for trial in self.trials))
 
     @property
@@ -142,9 +134,9 @@ class SweepSummary:
         """The trials that were stopped early, by their last value, the best first."""
         return self._ranked("pruned")
 
-    def _ranked(self, *states: str) -> list[TrialSummary]:
-        chosen = [trial for trial in self.trials if trial.state in states]
+    def _ranked(self, state: str) -> list[TrialSummary]:
         sign = 1 if self.record.sweep.objective.direction == "minimize" else -1
+        chosen = [trial for trial in self.trials if trial.state == state]
         return sorted(chosen, key=lambda trial: sign * (trial.value or 0.0))
 
     @property
@@ -165,7 +157,6 @@ class SweepSummary:
         ]
 
     def data(self) -> dict[str, Any]:
-        """The sweep as JSON."""
         sweep, best = self.record.sweep, self.best
         return {
             "sweep": self.record.id,
@@ -193,8 +184,9 @@ def of(record: SweepRecord) -> SweepSummary:
     study = folder.open_study(record)
     known = study.get_trials(deepcopy=False, states=list(_STATES)) if study else []
     ids = {trial.number: list(trials.runs(record, trial)) for trial in known}
-    rows = trials.rows([run for several in ids.values() for run in several])
-    _refresh(rows, [run for one in known if not one.state.is_finished() for run in ids[one.number]])
+    rows = registry.lookup(*(run for several in ids.values() for run in several))
+    going = [run for one in known if not one.state.is_finished() for run in ids[one.number]]
+    rows |= {row.run: row for row in run_state.refresh([rows[run] for run in going if run in rows])}
     summaries = [
         _trial(record, one, [rows[run] for run in ids[one.number] if run in rows]) for one in known
     ]
@@ -206,11 +198,6 @@ def of(record: SweepRecord) -> SweepSummary:
         trial_job.sum_of(one.cost for one in summaries if one.cost is not None),
         bool(study and study.user_attrs.get(controller.CAPPED)),
     )
-
-
-def _refresh(rows: dict[str, Run], ids: Sequence[str]) -> None:
-    """Ask for the state of some of the runs."""
-    rows |= {row.run: row for row in run_state.refresh([rows[run] for run in ids if run in rows])}
 
 
 def _trial(record: SweepRecord, trial: FrozenTrial, rows: Sequence[Run]) -> TrialSummary:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from deploykit.backends import base as backend
 from deploykit.bundle import archive as bundle
 from deploykit.cost import money, prices
-from deploykit.cost.cap import worst
+from deploykit.cost.cap import unusable, worst
 from deploykit.cost.estimate import Estimate
 from deploykit.cost.money import Money
 from deploykit.job import checks
@@ -43,10 +43,14 @@ class Base(NamedTuple):
     options: Any
     bundle: Bundle
 
+    @classmethod
+    def of(cls, plan: Plan) -> Base:
+        return cls(plan.backend, plan.job, plan.options, plan.bundle)
 
-def _base(plan: Plan) -> Base:
-    """The job of a plan."""
-    return Base(plan.backend, plan.job, plan.options, plan.bundle)
+    @property
+    def estimate(self) -> Estimate | None:
+        """What a run may cost; None where the backend does not say."""
+        return lifecycle.estimate(backend.find(self.backend), self.job, self.options)
 
 
 @contextlib.contextmanager
@@ -72,8 +76,8 @@ def of(record: SweepRecord) -> Iterator[Base]:
 
 
 def _prepared(record: SweepRecord, keys: Mapping[str, str]) -> Base:
-    job = {**record.job, **keys}
-    return _base(lifecycle.prepare(job, (), record.backend, record.id).plan)
+    prepared = lifecycle.prepare({**record.job, **keys}, (), record.backend, record.id)
+    return Base.of(prepared.plan)
 
 
 def slots(base: Base) -> Sequence[Mapping[str, str]]:
@@ -93,49 +97,40 @@ def largest_array(base: Base) -> int:
         return 0
 
 
-def plan(base: Base, run: str, passed: Passed, first: str) -> Plan:
-    """The plan of the run `run` of a trial, whose first attempt had the run id `first`."""
-    entry = base.job.entrypoint
-    job = replace(
-        base.job,
-        entrypoint=replace(entry, args=(*entry.args, *passed.arguments)),
-        env={**base.job.env, **passed.env},
-        output=_below(base.job.output, run),
-        checkpoints=_below(base.job.checkpoints, first) or _checkpoints(base, run, first),
-    )
-    engine = backend.find(base.backend)
-    return engine.plan(job, base.options, run=run, bundle=base.bundle)
-
-
-def _below(location: str | None, name: str) -> str | None:
-    """A part of a location that is this trial's own: trials must not resume from each other."""
-    return None if location is None else f"{location.rstrip('/')}/{name}"
-
-
-def _checkpoints(base: Base, run: str, first: str) -> str | None:
-    """Where a later attempt finds the checkpoints of the first, if its nodes see that folder."""
-    if run == first or not _sees_run_folders(base):
-        return None
-    return str(paths.run_folder(first) / "checkpoints")
-
-
 def _sees_run_folders(base: Base) -> bool:
     engine = backend.find(base.backend)
     return backend.offers(engine, "check_function") and not any(engine.check_function(base.options))
 
 
-class Request(NamedTuple):
-    """What the command line adds to a sweep file."""
+def plan(base: Base, run: str, passed: Passed, first: str) -> Plan:
+    """The plan of the run `run` of a trial, whose first attempt had the run id `first`.
 
+    Each trial has locations of its own, so that none resumes from another. A later attempt finds
+    the checkpoints of the first if its nodes see the run folder.
+    """
+    engine, entry = backend.find(base.backend), base.job.entrypoint
+    output, checkpoints = base.job.output, base.job.checkpoints
+    if checkpoints is not None:
+        checkpoints = f"{checkpoints.rstrip('/')}/{first}"
+    elif run != first and _sees_run_folders(base):
+        checkpoints = str(paths.run_folder(first) / "checkpoints")
+    job = replace(
+        base.job,
+        entrypoint=replace(entry, args=(*entry.args, *passed.arguments)),
+        env={**base.job.env, **passed.env},
+        output=None if output is None else f"{output.rstrip('/')}/{run}",
+        checkpoints=checkpoints,
+    )
+    return engine.plan(job, base.options, run=run, bundle=base.bundle)
+
+
+class Request(NamedTuple):
     overrides: tuple[str, ...] = ()
-    """For the job."""
     backend: str | None = None
     id: str | None = None
 
 
 class Defined(NamedTuple):
-    """A sweep that can be started."""
-
     record: SweepRecord
     base: Base
     warnings: list[Problem]
@@ -146,14 +141,16 @@ def define(file: SweepFile, request: Request) -> Defined:
 
     Raises NotFound, UsageError, or JobFileError with every problem of the job, or else of both.
     """
-    source = _job(file)
+    own = Path(file.sweep.job)
+    source = own if file.folder == Path.cwd() else file.folder / own  # as messages name it
     prepared = lifecycle.prepare(source, request.overrides, request.backend, None, pack=True)
-    base = _base(prepared.plan)
+    base = Base.of(prepared.plan)
     problems = [*_cap_problems(file.sweep, base), *_problems_of_trials(file.sweep, base)]
     if any(problem.severity == "error" for problem in problems):
         raise JobFileError(str(file.source), problems)
+    chosen = request.id
     record = SweepRecord(
-        _id(file.sweep, base, request.id),
+        folder.checked_id(chosen) if chosen else folder.new_id(file.sweep.name or base.job.name),
         file.sweep,
         base.backend,
         {**as_data(base.job), base.backend: as_data(base.options)},
@@ -169,16 +166,6 @@ def keep(defined: Defined) -> None:
     """Keep a new sweep and its source, so that it can be started, and resumed anywhere."""
     bundle.store(defined.base.bundle)
     folder.create(defined.record)
-
-
-def _id(sweep: Sweep, base: Base, chosen: str | None) -> str:
-    return folder.checked_id(chosen) if chosen else folder.new_id(sweep.name or base.job.name)
-
-
-def _job(file: SweepFile) -> Path:
-    """The job file, as messages name it."""
-    own = Path(file.sweep.job)
-    return own if file.folder == Path.cwd() else file.folder / own
 
 
 def _problems_of_trials(sweep: Sweep, base: Base) -> Iterator[Problem]:
@@ -235,41 +222,26 @@ def _spent(row: Run) -> prices.Spent | None:
 
 
 def budget(sweep: Sweep, base: Base) -> Budget:
-    """The budget of a sweep that has passed `problems`."""
-    estimate = _estimate(base)
+    """The budget of a sweep that has passed `define`."""
+    estimate = base.estimate
     if sweep.max_cost is None or estimate is None or not estimate.charges:
         return Budget()
     return Budget(money.parse(sweep.max_cost), worst(base.job, estimate) or Decimal(0))
 
 
-def _cap_problems(sweep: Sweep, base: Base) -> list[Problem]:
+def _cap_problems(sweep: Sweep, base: Base) -> Iterator[Problem]:
     """Why the cap of a sweep cannot be kept."""
     if sweep.max_cost is None:
-        return []
-    estimate, cap = _estimate(base), money.parse(sweep.max_cost)
-    if estimate is None:
-        message = "this backend has no prices, so the cap cannot be enforced"
-        return [Problem("max_cost", message, "remove it")]
-    if estimate.unknown:
-        return [Problem("max_cost", f"cannot be enforced: {'; '.join(estimate.unknown)}")]
-    if not estimate.charges:
-        return [Problem("max_cost", f"has no effect: {estimate.free}", severity="warning")]
-    if cap.currency != estimate.currency:
-        message = f"is in {cap.currency}, but the prices are in {estimate.currency}"
-        return [Problem("max_cost", message, f"for example 50 {estimate.currency}")]
-    return _too_little(sweep, cap, worst(base.job, estimate))
-
-
-def _too_little(sweep: Sweep, cap: Money, most: Decimal | None) -> list[Problem]:
-    if most is None:
+        return
+    estimate, limit = base.estimate, money.parse(sweep.max_cost)
+    if problem := unusable("max_cost", limit, estimate, "50 {}"):
+        yield problem
+    elif estimate is None:
+        return
+    elif (most := worst(base.job, estimate)) is None:
         message = "cannot be enforced: the cost of a run has no upper bound"
-        return [Problem("max_cost", message, "set a time limit, or max_cost and stop_at_cap")]
-    if sweep.repeat * most > cap.amount:
-        each = money.text(sweep.repeat * most, cap.currency)
+        yield Problem("max_cost", message, "set a time limit, or max_cost and stop_at_cap")
+    elif sweep.repeat * most > limit.amount:
+        each = money.text(sweep.repeat * most, limit.currency)
         hint = "raise it, lower the time limit or the restarts, or set stop_at_cap in the job"
-        return [Problem("max_cost", f"{cap} is less than one trial may cost, {each}", hint)]
-    return []
-
-
-def _estimate(base: Base) -> Estimate | None:
-    return lifecycle.estimate(backend.find(base.backend), base.job, base.options)
+        yield Problem("max_cost", f"{limit} is less than one trial may cost, {each}", hint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import math
 from collections.abc import Iterator, Sequence
@@ -13,14 +14,13 @@ from typing import NamedTuple
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from deploykit.cost import prices
 from deploykit.cost.money import Money
+from deploykit.diagnose.ranking import Cause
 from deploykit.job.model import State
 from deploykit.job.spelling import did_you_mean
 from deploykit.lib.errors import DeploykitError
 from deploykit.observe.metrics.points import Point
 from deploykit.run import diagnosis as run_diagnosis
-from deploykit.run import registry
 from deploykit.run.metrics import RunMetrics
 from deploykit.run.registry import Run
 from deploykit.sweep import samplers, space
@@ -37,12 +37,9 @@ _LOST = {
 
 
 class Outcome(NamedTuple):
-    """What became of a run."""
-
     value: float | None = None
     """Of the objective; None where there is none."""
     reason: str = ""
-    """Why there is none."""
     lost: bool = False
     """Whether the machines were the cause, so that another attempt may succeed."""
 
@@ -53,18 +50,12 @@ def outcome_of(row: Run, objective: Objective) -> Outcome:
         return _value(row, objective)
     if row.state == State.CANCELLED.value:
         return Outcome(reason=row.reason or "cancelled")
-    cause = _cause(row)
+    causes: Sequence[Cause] = ()
+    with contextlib.suppress(DeploykitError, OSError):
+        causes = run_diagnosis.of_run(row).causes
+    cause = causes[0].rule.label if causes else ""  # the most probable
     reason = ": ".join(filter(None, (cause, row.reason))) or row.state
     return Outcome(reason=reason, lost=cause in _LOST)
-
-
-def _cause(row: Run) -> str:
-    """The label of the most probable cause; empty where none is known."""
-    try:
-        causes = run_diagnosis.of_run(row).causes
-    except (DeploykitError, OSError):
-        return ""
-    return causes[0].rule.label if causes else ""
 
 
 def _value(row: Run, objective: Objective) -> Outcome:
@@ -75,7 +66,10 @@ def _value(row: Run, objective: Objective) -> Outcome:
         names = sorted({one.name for one in read.collection.series.values()})
         known = did_you_mean(objective.metric, names) or f"it has {', '.join(names) or 'none'}"
         return Outcome(reason=f"no metric {objective.metric!r} was found; {known}")
-    value = _chosen(values, objective)
+    value = values[-1]
+    if objective.value == "best":
+        best = min if objective.direction == "minimize" else max
+        value = best((value for value in values if not math.isnan(value)), default=math.nan)
     if not math.isfinite(value):
         return Outcome(reason=f"{objective.metric} is {value}")
     return Outcome(value)
@@ -84,19 +78,10 @@ def _value(row: Run, objective: Objective) -> Outcome:
 def of_objective(points: Sequence[Point], objective: Objective) -> list[Point]:
     """The points of the objective, of one source: a file rather than the log."""
     own = [point for point in points if point.name == objective.metric]
-    sources = sorted({point.source for point in own}, key=_rank)
+    sources = sorted(
+        {point.source for point in own}, key=lambda name: (name.startswith("log"), name)
+    )
     return [point for point in own if point.source == sources[0]]
-
-
-def _rank(source: str) -> tuple[bool, str]:
-    return source.startswith("log"), source
-
-
-def _chosen(values: Sequence[float], objective: Objective) -> float:
-    if objective.value == "last":
-        return values[-1]
-    best = min if objective.direction == "minimize" else max
-    return best((value for value in values if not math.isnan(value)), default=math.nan)
 
 
 ATTEMPT, STOPPED, SLOT, PRUNED, REASON = "attempt", "stopped", "slot", "pruned", "reason"
@@ -118,12 +103,10 @@ class Live:
 
     @property
     def number(self) -> int:
-        """Of the trial, from 0."""
         return self.trial.number
 
     @property
     def repeats(self) -> range:
-        """The numbers of its runs."""
         return range(self.record.sweep.repeat)
 
     @property
@@ -132,7 +115,6 @@ class Live:
         return [repeat for repeat in self.repeats if repeat not in self.results]
 
     def attempt(self, repeat: int) -> int:
-        """The number of the current attempt."""
         return int(self.trial.user_attrs.get(f"{ATTEMPT} {repeat}", 0))
 
     def run(self, repeat: int, attempt: int | None = None) -> str:
@@ -173,12 +155,7 @@ class Live:
 
     @property
     def pruned(self) -> bool:
-        """Whether it was stopped early."""
         return PRUNED in self.trial.user_attrs
-
-    def outcome(self, row: Run) -> Outcome:
-        """What became of its run."""
-        return outcome_of(row, self.record.sweep.objective)
 
     def should_stop_early(self, row: Run) -> bool:
         """Report what its run has reported since the last time; whether the pruner ends it.
@@ -186,43 +163,31 @@ class Live:
         Each value is reported by itself, since a pruner looks at the last one only. A run that has
         ended is reported to its end, for the trials that are compared with it.
         """
-        over = State(row.state).final
-        for point in of_objective(self._new_points(row), self.record.sweep.objective):
-            last = self.last_step
+        objective = self.record.sweep.objective
+        if self.reader is None:
+            self.reader = RunMetrics(row)
+        self.reader.row = row
+        for point in of_objective(list(self.reader.new()), objective):
+            # as the journal has it, also by an earlier controller
+            known = self.trial.storage.get_trial(self.trial._trial_id).last_step  # noqa: SLF001
+            last = -1 if known is None else known
             step = last + 1 if point.step is None else point.step
             if step > last:
                 self.trial.report(point.value, step)
-                if self.trial.should_prune() and not over:
+                if self.trial.should_prune() and not State(row.state).final:
                     self.trial.set_user_attr(PRUNED, step)
                     return True
         return False
 
-    def _new_points(self, row: Run) -> list[Point]:
-        if self.reader is None:
-            self.reader = RunMetrics(row)
-        self.reader.row = row
-        objective = self.record.sweep.objective.metric
-        return [point for point in self.reader.new() if point.name == objective]
-
-    @property
-    def last_step(self) -> int:
-        """The last step that was reported, by this controller or an earlier one; -1: none."""
-        last = self._frozen.last_step
-        return -1 if last is None else last
-
-    @property
-    def _frozen(self) -> FrozenTrial:
-        """The trial as the journal has it."""
-        return self.trial.storage.get_trial(self.trial._trial_id)  # noqa: SLF001
-
     def keep_cost(self, known: Money | None, charged: Decimal) -> None:
         """Keep what its runs have cost, as far as known, and what of the cap they have used up.
 
-        The runs may be removed later.
+        The runs may be removed later. No digit that is cut off makes an amount less.
         """
-        self.trial.set_user_attr(CHARGED, str(_kept(charged)))
+        self.trial.set_user_attr(CHARGED, str(charged.quantize(_DIGITS, ROUND_UP)))
         if known is not None:
-            self.trial.set_user_attr(COST, [str(_kept(known.amount)), known.currency])
+            amount = known.amount.quantize(_DIGITS, ROUND_UP)
+            self.trial.set_user_attr(COST, [str(amount), known.currency])
 
     def tell(self, study: Study) -> str:
         """Record its end in the journal; returns that in words."""
@@ -244,24 +209,21 @@ class Live:
 def begin(record: SweepRecord, study: Study, number: int) -> Live:
     """A new trial, with the values that the sampler chooses."""
     study.sampler = samplers.sampler(record.sweep, number)
-    point = samplers.points(record.sweep, number)
+    point = samplers.point(record.sweep, number)
     if point is not None and not study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
         study.enqueue_trial(point)
     trial = study.ask()
     return Live(record, trial, samplers.suggest(record.sweep, trial))
 
 
-def resume(record: SweepRecord, study: Study, frozen: FrozenTrial) -> Live:
-    """A trial that an earlier controller began, perhaps without choosing all of its values."""
-    study.sampler = samplers.sampler(record.sweep, frozen.number)
-    trial = Trial(study, frozen._trial_id)  # noqa: SLF001 - no other way to go on with a trial
-    return Live(record, trial, samplers.suggest(record.sweep, trial))
-
-
 def unfinished(record: SweepRecord, study: Study) -> list[Live]:
-    """The trials that are not finished, by number."""
-    running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-    return [resume(record, study, frozen) for frozen in running]
+    """The trials that an earlier controller began, perhaps without choosing all of their values."""
+    live = []
+    for frozen in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        study.sampler = samplers.sampler(record.sweep, frozen.number)
+        trial = Trial(study, frozen._trial_id)  # noqa: SLF001 - no other way to go on with a trial
+        live.append(Live(record, trial, samplers.suggest(record.sweep, trial)))
+    return live
 
 
 def runs(record: SweepRecord, frozen: FrozenTrial) -> Iterator[str]:
@@ -275,26 +237,10 @@ def runs(record: SweepRecord, frozen: FrozenTrial) -> Iterator[str]:
 
 def cost(frozen: FrozenTrial) -> Money | None:
     """What the runs of a finished trial have cost; None where that was not known."""
-    match frozen.user_attrs.get(COST):
-        case [str(amount), str(currency)] if prices.is_price(amount):
-            return Money(Decimal(amount), currency)
-    return None
-
-
-def _kept(amount: Decimal) -> Decimal:
-    """An amount with as many digits as the journal needs, never less."""
-    return amount.quantize(_DIGITS, ROUND_UP)
+    known = frozen.user_attrs.get(COST)
+    return Money(Decimal(known[0]), known[1]) if known else None
 
 
 def charged(frozen: FrozenTrial) -> Decimal:
     """What a finished trial has used up of the cap of its sweep."""
-    amount = frozen.user_attrs.get(CHARGED)
-    return Decimal(str(amount)) if prices.is_price(amount) else Decimal(0)
-
-
-def rows(ids: list[str]) -> dict[str, Run]:
-    """The rows of these runs, by their ids, however many they are."""
-    by_id: dict[str, Run] = {}
-    for start in range(0, len(ids), 500):
-        by_id |= registry.lookup(*ids[start : start + 500])
-    return by_id
+    return Decimal(frozen.user_attrs.get(CHARGED, 0))

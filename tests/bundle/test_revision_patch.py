@@ -49,7 +49,7 @@ def recorded(source):
     folder.mkdir(parents=True, exist_ok=True)
     options = backend.find("local").Options()
     plan = Plan("local", "here", "one", "", "sh", JobSpec("x", None, None), options, scanned)
-    lifecycle.record(plan, folder, None)
+    lifecycle.record(plan, folder, None, lifecycle.source_record(scanned))
     return folder
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import random
 import subprocess
@@ -10,7 +11,7 @@ import subprocess
 import pytest
 
 from deploykit.bundle import archive as bundle
-from deploykit.bundle.secret_scan import Scanner
+from deploykit.bundle.secret_scan import find
 from tests.bundle.test_bundle import LIMIT, names, tree
 from tests.bundle.test_secret_scan_job import HEX, RANDOM, SHAPES
 
@@ -32,67 +33,63 @@ def certificate(key, tmp_path_factory):
     return openssl("req", "-x509", "-new", "-key", str(path), "-subj", "/CN=x")
 
 
-def disguises(key, certificate, tmp_path):
-    """Real private keys in common formats."""
-    path = tmp_path / "plain"
-    path.write_bytes(key)
-    one_line = key.decode().replace("\n", "\\n")
-    indented = b"".join(b"      " + line for line in key.splitlines(keepends=True))
-    encoded = base64.b64encode(key)
-    return {
-        "plain": key,
-        "encrypted": openssl("pkcs8", "-topk8", "-in", str(path), "-passout", "pass:x"),
-        "legacy": openssl("ec", "-in", str(path), "-aes128", "-passout", "pass:x"),
-        "ed25519": openssl("genpkey", "-algorithm", "ED25519"),
-        "bag attributes": b"Bag Attributes\n  friendlyName: x\nKey Attributes: <none>\n" + key,
-        "certificate then key": certificate + key,
-        "parameters then key": b"-----BEGIN EC PARAMETERS-----\nBggq\n-----END EC-----\n" + key,
-        "comment": b"# the deploy key\n\n" + key,
-        "BOM": b"\xef\xbb\xbf" + key,
-        "CRLF": key.replace(b"\n", b"\r\n"),
-        "CR": key.replace(b"\n", b"\r"),
-        "YAML": b"tls:\n  key: |\n" + indented,
-        "JSON": json.dumps({"type": "service_account", "private_key": key.decode()}).encode(),
-        "JSON in JSON": json.dumps(json.dumps({"private_key": key.decode()})).encode(),
-        "dotenv": f'KEY="{one_line}"\n'.encode(),
-        "Python": f"KEY = '''{key.decode()}'''\n".encode(),
-        "joined lines": b"".join(b'  "%b\\n" +\n' % line for line in key.splitlines()),
-        "one line": key.replace(b"\n", b" "),
-        "commented out": b"".join(b"# " + line for line in key.splitlines(keepends=True)),
-        "after 64 KiB": b"x = 1\n" * 20_000 + key,
-        "after 3 MiB": b"x = 1\n" * 500_000 + key + b"y = 2\n" * 500_000,
-        "in a binary": bytes(random.Random(1).randbytes(100_000)) + key + b"\0\1\2" * 1000,
-        "a header and one line": b"-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n",
-        "PGP": b"-----BEGIN PGP PRIVATE KEY BLOCK-----\nVersion: GnuPG v2.0.22 (GNU/Linux)\n\n"
-        + encoded[:64]
-        + b"\n"
-        + encoded[64:128]
-        + b"\n=abcd\n-----END PGP PRIVATE KEY BLOCK-----\n",
-        "SSH2": b'---- BEGIN SSH2 PRIVATE KEY ----\nComment: "x"\n' + encoded[:70] + b"\n",
-        "PuTTY": b"PuTTY-User-Key-File-3: ssh-ed25519\nEncryption: none\nPublic-Lines: 2\n"
-        + encoded[:64]
-        + b"\nPrivate-Lines: 1\n"
-        + encoded[:44]
-        + b"\n",
-        "age": b"# created\nAGE-SECRET-KEY-1" + b"QPZRY9X8GF2TVDW0" * 4,
-    }
+def escaped(key):
+    return key.decode().replace("\n", "\\n")
 
 
-DISGUISES = (
-    *("plain", "encrypted", "legacy", "ed25519", "bag attributes", "certificate then key"),
-    *("parameters then key", "comment", "BOM"),
-    *("CRLF", "CR", "YAML", "JSON", "JSON in JSON", "dotenv", "Python", "joined lines"),
-    *("one line", "commented out", "after 64 KiB", "after 3 MiB", "in a binary"),
-    *("a header and one line", "PGP", "SSH2", "PuTTY", "age"),
-)
+def each_line(key, form):
+    return b"".join(form % line for line in key.splitlines())
+
+
+DISGUISES = {
+    "plain": lambda key, _: key,
+    "encrypted": lambda key, _: openssl("pkcs8", "-topk8", "-passout", "pass:x", data=key),
+    "legacy": lambda key, _: openssl("ec", "-aes128", "-passout", "pass:x", data=key),
+    "ed25519": lambda *_: openssl("genpkey", "-algorithm", "ED25519"),
+    "bag attributes": lambda key, _: (
+        b"Bag Attributes\n  friendlyName: x\nKey Attributes: <none>\n" + key
+    ),
+    "certificate then key": lambda key, certificate: certificate + key,
+    "parameters then key": lambda key, _: (
+        b"-----BEGIN EC PARAMETERS-----\nBggq\n-----END EC-----\n" + key
+    ),
+    "comment": lambda key, _: b"# the deploy key\n\n" + key,
+    "BOM": lambda key, _: b"\xef\xbb\xbf" + key,
+    "CRLF": lambda key, _: key.replace(b"\n", b"\r\n"),
+    "CR": lambda key, _: key.replace(b"\n", b"\r"),
+    "YAML": lambda key, _: b"tls:\n  key: |\n" + each_line(key, b"      %b\n"),
+    "JSON": lambda key, _: json.dumps({"private_key": key.decode()}).encode(),
+    "JSON in JSON": lambda key, _: json.dumps(json.dumps({"private_key": key.decode()})).encode(),
+    "dotenv": lambda key, _: f'KEY="{escaped(key)}"\n'.encode(),
+    "Python": lambda key, _: f"KEY = '''{key.decode()}'''\n".encode(),
+    "joined lines": lambda key, _: each_line(key, b'  "%b\\n" +\n'),
+    "one line": lambda key, _: key.replace(b"\n", b" "),
+    "commented out": lambda key, _: each_line(key, b"# %b\n"),
+    "after 64 KiB": lambda key, _: b"x = 1\n" * 20_000 + key,
+    "after 3 MiB": lambda key, _: b"x = 1\n" * 500_000 + key + b"y = 2\n" * 500_000,
+    "in a binary": lambda key, _: random.Random(1).randbytes(100_000) + key + b"\0\1\2" * 1000,
+    "a header and one line": lambda *_: b"-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n",
+    "PGP": lambda key, _: (
+        b"-----BEGIN PGP PRIVATE KEY BLOCK-----\nVersion: GnuPG v2.0.22 (GNU/Linux)\n\n%b\n%b\n"
+        b"=abcd\n-----END PGP PRIVATE KEY BLOCK-----\n"
+        % (base64.b64encode(key)[:64], base64.b64encode(key)[64:128])
+    ),
+    "SSH2": lambda key, _: (
+        b'---- BEGIN SSH2 PRIVATE KEY ----\nComment: "x"\n%b\n' % base64.b64encode(key)[:70]
+    ),
+    "PuTTY": lambda key, _: (
+        b"PuTTY-User-Key-File-3: ssh-ed25519\nEncryption: none\nPublic-Lines: 2\n%b\n"
+        b"Private-Lines: 1\n%b\n" % (base64.b64encode(key)[:64], base64.b64encode(key)[:44])
+    ),
+    "age": lambda *_: b"# created\nAGE-SECRET-KEY-1" + b"QPZRY9X8GF2TVDW0" * 4,
+}
+"""Real private keys in common formats, from a key and its certificate."""
 
 
 @pytest.mark.parametrize("name", DISGUISES)
 def test_a_private_key_stays_behind(key, certificate, tmp_path, name):
-    made = disguises(key, certificate, tmp_path)
-    assert set(made) == set(DISGUISES)
     source = tree(tmp_path / "src", {"train.py": ""})
-    (source / "settings").write_bytes(made[name])
+    (source / "settings").write_bytes(DISGUISES[name](key, certificate))
     scanned = bundle.scan(source, 10**8)
     assert scanned.kept_back == ("settings",)
     assert "settings" not in names(source, 10**8)
@@ -191,15 +188,17 @@ def test_many_findings_give_few_warnings(tmp_path):
 SECRET_NAMES = (
     *(".ENV", ".env", ".Env.local", ".env.production", ".envrc", ".pgpass", ".huggingface/token"),
     *("kaggle.json", ".kaggle/x", "application_default_credentials.json", "terraform.tfstate"),
+    *("prod.tfstate.backup", ".netrc", "_netrc", ".git-credentials", ".docker/config.json"),
     *(
-        "prod.tfstate.backup",
-        ".netrc",
-        "_netrc",
-        ".git-credentials",
-        ".docker/config.json",
         ".pypirc",
+        ".npmrc",
+        "id_rsa",
+        "ID_ED25519",
+        "server.PEM",
+        "a.key",
+        "a.p12",
+        "client_secret_1.json",
     ),
-    *(".npmrc", "id_rsa", "ID_ED25519", "server.PEM", "a.key", "a.p12", "client_secret_1.json"),
     *(".aws/credentials", ".AWS/credentials", ".ssh/config", ".azure/x", ".s3cfg", "rclone.conf"),
 )
 
@@ -238,10 +237,6 @@ def test_pieces_of_any_size_find_the_same(size):
         shape.encode() + b" " + rng.randbytes(3000).replace(b"\n", b"") for shape in SHAPES.values()
     ]
     data = b"# \n" + b"\n".join(parts)
-    whole = Scanner()
-    whole.feed(data)
-    assert [secret.line for secret in whole.secrets] == [*range(2, len(SHAPES) + 2)]
-    scanner = Scanner()
-    for start in range(0, len(data), size):
-        scanner.feed(data[start : start + size], last=start + size >= len(data))
-    assert scanner.secrets == whole.secrets
+    whole = find(io.BytesIO(data), len(data))
+    assert [secret.line for secret in whole] == [*range(2, len(SHAPES) + 2)]
+    assert find(io.BytesIO(data), size) == whole

@@ -138,14 +138,6 @@ def test_what_is_no_comparison_is_refused(two, capsys, words, code, told):
     assert told in compare(capsys, *words, code=code).err
 
 
-@pytest.mark.parametrize("content", ["[]", "{", "\xff"])
-def test_a_damaged_record_of_a_job_is_no_error(start, capsys, content):
-    for name in ("one-a", "two-b"):
-        run = start(name)
-        (run.folder / backend.JOB).write_text(content, encoding="latin-1")
-    assert cells(compare(capsys, "one-a", "two-b"))["state"] == ["running", "running"]
-
-
 def test_nothing_that_a_terminal_obeys_reaches_it(start):
     for name, value in (("one-a", HOSTILE), ("two-b", "y")):
         write(start(name), args=["--name", value], env={HOSTILE: value})

@@ -223,15 +223,6 @@ def test_what_cannot_be_read_is_refused(project, capsys):
     assert "unexpected" not in capsys.readouterr().err
 
 
-def test_a_folder_that_cannot_be_searched_is_not_taken_for_an_empty_one(
-    project, capsys, monkeypatch
-):
-    monkeypatch.setenv("XDG_CONFIG_HOME", f"/{'x' * 300}")
-    for verb in (["submit", "--dry-run"], ["config"]):
-        assert cli.main(verb) == 78
-        assert "cannot be read: File name too long" in capsys.readouterr().err
-
-
 def test_a_link_to_ones_own_file_is_followed(project, capsys, tmp_path):
     path = write(FULL)
     path.rename(tmp_path / "dotfile.toml")

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 
 from deploykit.cli import main as cli
-from deploykit.job.model import State, Status
-from deploykit.observe import exit_records
-from deploykit.run import registry
 
 DEEP = "[" * 100_000
 DIGITS = '{"exit_code": ' + "9" * 5000 + "}"
@@ -59,33 +55,6 @@ def test_answers_of_another_shape(project, capsys, name):
     shown = capsys.readouterr()
     assert code in {66, 80}, shown
     assert code == 80 or "the facts in facts are not valid responses from AWS" in shown.err
-
-
-@pytest.mark.parametrize("text", [DEEP, DIGITS, '{"a":' * 100_000], ids=lambda text: text[:20])
-def test_invalid_exit_records(tmp_path, text):
-    (tmp_path / "exit_records").mkdir()
-    for name in ("node-0", "restart-1", "attempt"):
-        (tmp_path / "exit_records" / f"{name}.json").write_text(text)
-    assert (
-        exit_records.read(tmp_path),
-        exit_records.restarts(tmp_path),
-        exit_records.attempt(tmp_path),
-    ) == ([], [], None)
-
-
-def test_status_of_a_run_whose_exit_record_is_none(project, capsys, tmp_path):
-    folder = tmp_path / "run"
-    (folder / "exit_records").mkdir(parents=True)
-    (folder / "logs").mkdir()
-    (folder / "logs/job.log").touch()
-    (folder / "exit_records/node-0.json").write_text(DEEP)
-    here = os.uname().nodename
-    registry.add(
-        registry.Run("one", "x", "local", here, str(folder), "a", "b", None, 1.0, "/out", "one")
-    )
-    registry.update("one", Status(State.RUNNING))
-    assert cli.main(["status", "one"]) == 0
-    assert "one: failed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("python", ["true", "echo", "yes | head -c 9999999"])

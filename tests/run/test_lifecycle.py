@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 import deploykit
+from deploykit.backends import base as backend
 from deploykit.backends import local
 from deploykit.cli import main as cli
-from deploykit.job import file as jobfile
 from deploykit.job.model import Handle, State, Status
 from deploykit.lib import paths
-from deploykit.lib.errors import BackendUnavailable, NeverStarts, SubmitRefused, Uncertain
+from deploykit.lib.errors import (
+    BackendUnavailable,
+    NeverStarts,
+    NotPermitted,
+    SubmitRefused,
+    Uncertain,
+)
 from deploykit.run import registry
 from deploykit.run import state as run_state
 
@@ -102,14 +109,6 @@ def test_what_a_failed_submit_leaves(project, capsys, monkeypatch, error, state)
     assert str(error) in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("argv", [["submit", "--dry-run"], ["check"], ["doctor", "--from", "no"]])
-def test_a_job_file_is_read_once(project, monkeypatch, argv):
-    read, parse = [], jobfile.parse
-    monkeypatch.setattr(jobfile, "parse", lambda path: read.append(path) or parse(path))
-    cli.main(argv)
-    assert len(read) == 1
-
-
 def test_wait_leaves_a_run_that_can_never_start(capsys, monkeypatch):
     answers = dict.fromkeys(("stuck", "waits"), Status(State.QUEUED, reason="waits"))
     answers["stuck"] = Status(State.BLOCKED, reason="requests too much, so it can never start")
@@ -150,3 +149,18 @@ def test_python_gets_an_error_for_a_run_that_can_never_start(monkeypatch):
     with pytest.raises(NeverStarts, match="stuck is queued, but requests too much") as caught:
         deploykit.get(add("stuck")).wait()
     assert caught.value.exit_code == 81
+
+
+def test_each_run_is_cancelled_although_one_cannot_be(monkeypatch):
+    tried = []
+
+    def cancel(handle):
+        tried.append(handle)
+        if handle == "one":
+            raise NotPermitted("one belongs to another user")
+
+    monkeypatch.setattr(backend, "find", lambda _: SimpleNamespace(cancel=cancel))
+    rows = [SimpleNamespace(backend="any", handle=handle) for handle in ("one", None, "two")]
+    with pytest.raises(NotPermitted, match="another user"):
+        run_state.cancel_all(rows)
+    assert tried == ["one", "two"]

@@ -1,8 +1,7 @@
-"""The registry with many runs: what is asked for is found by an index, in few statements."""
+"""The registry with many runs: read in few statements, and written at once."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sqlite3
 import subprocess
@@ -16,10 +15,10 @@ from deploykit.cli import main as cli
 from deploykit.job.model import State, Status
 from deploykit.lib import paths
 from deploykit.lib.errors import NotFound
-from deploykit.run import registry, storage
+from deploykit.run import registry
 from deploykit.run import state as run_state
 from deploykit.run.registry import Search
-from tests.run.test_runs import OLDER, row
+from tests.run.test_runs import row
 
 MANY = 3000
 ACTIVE = 1200
@@ -73,58 +72,8 @@ def statements(filled, monkeypatch):
     return executed
 
 
-def plans(statements):
-    """How SQLite finds the rows of each statement on `runs`."""
-    found = []
-    with contextlib.closing(sqlite3.connect(paths.state() / "runs.sqlite")) as database:
-        database.set_trace_callback(None)
-        for text in statements:
-            if " runs " in text and text.startswith(("SELECT", "UPDATE", "DELETE")):
-                steps = database.execute(f"EXPLAIN QUERY PLAN {text}").fetchall()
-                found += [detail for *_, detail in steps]
-    return found
-
-
 def newest(number):
     return f"exp-{(MANY - number) % 7}-{MANY - number:06}"
-
-
-ONE = newest(1)
-
-
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda: registry.get(ONE),
-        lambda: registry.get("first-0"),
-        lambda: registry.get(ONE[-6:]),
-        lambda: registry.get(None),
-        lambda: registry.get_to_stop("first-00"),
-        lambda: registry.known(ONE),
-        lambda: registry.update(ONE, Status(State.RUNNING)),
-        lambda: registry.remove(ONE),
-        lambda: registry.release("b77", lambda: None),
-        registry.unfinished,
-        lambda: registry.select(limit=20),
-        lambda: run_state.search(Search(pattern="exp-3-*"), 5),
-        storage.tidy,
-    ],
-)
-def test_nothing_that_is_asked_for_is_searched_in_the_whole_table(statements, ask):
-    ask()
-    found = plans(statements)
-    assert found
-    # with LIMIT, the index by time is read only until enough rows are found
-    scans = [step for step in found if step.startswith("SCAN") and "runs_by_time" not in step]
-    small = ("runs_unfinished", "runs_to_reduce")
-    assert [step for step in scans if not step.endswith(small)] == []
-    if any("runs_by_time" in step for step in found):
-        assert all("LIMIT" in text for text in statements if "created DESC" in text)
-
-
-def test_a_short_end_is_searched_in_an_index_only(statements):
-    assert registry.get("2-0").run == "first-2-0"
-    assert not [step for step in plans(statements) if step == "SCAN runs"]
 
 
 @pytest.mark.usefixtures("statements")
@@ -156,19 +105,7 @@ def test_a_poll_of_wait_reads_the_rows_of_its_runs(statements, monkeypatch):
     names = [newest(number) for number in range(1, 11)]
     (rows,) = run_state.wait_all(names, timeout=0)
     assert [one.run for one in rows] == names
-    assert not [step for step in plans(statements) if step.startswith("SCAN")]
     assert sum(text.startswith("SELECT * FROM runs") for text in statements) == 3
-
-
-def test_the_end_of_a_run_looks_at_few_others(statements, monkeypatch):
-    """Each ended run once, instead of all of them at each end."""
-    looked = []
-    monkeypatch.setattr(storage, "_is_whole", lambda one: looked.append(one.run))
-    storage.tidy()
-    storage.tidy()
-    first = MANY - ACTIVE - 1
-    assert looked == [f"exp-{number % 7}-{number:06}" for number in range(first, first - 10, -1)]
-    assert sum(text.startswith("SELECT") and " runs " in text for text in statements) <= 8
 
 
 def test_list_reads_what_it_shows(statements, monkeypatch, capsys):
@@ -180,7 +117,6 @@ def test_list_reads_what_it_shows(statements, monkeypatch, capsys):
     assert [line.split("\t")[0] for line in out.splitlines()] == list(map(newest, (1, 2, 3)))
     assert f"the newest 3 of {MANY + 1} runs; all: -n {MANY + 1}" in err
     assert len(read) == 3 * 3
-    assert not [step for step in plans(statements) if step == "SCAN runs"]
 
 
 @pytest.mark.parametrize(
@@ -200,29 +136,3 @@ def test_patterns_are_those_of_the_shell(pattern, found):
 def test_a_limit_beyond_every_integer_is_all_of_them():
     registry.add(row("a"))
     assert len(registry.select(limit=10**30)) == 1
-
-
-def test_an_older_registry_is_read_as_it_is_and_gets_indexes_with_the_next_write():
-    paths.private_folder(paths.state())
-    file = paths.state() / "runs.sqlite"
-    with contextlib.closing(sqlite3.connect(file)) as database:
-        database.execute(OLDER)
-        database.execute("PRAGMA user_version = 1")
-        columns = "run, name, backend, target, folder, plan, bundle, created, output, state"
-        values = [(f"old-{n:04}", *"jlhfpb", float(n), "/o", "failed") for n in range(50)]
-        with database:
-            marks = ", ".join("?" * 10)
-            database.executemany(f"INSERT INTO runs ({columns}) VALUES ({marks})", values)
-    before = file.read_bytes()
-    assert registry.get("0033").run == registry.get("old-0033").run == "old-0033"
-    assert len(registry.select(limit=7)) == 7
-    assert registry.unfinished() == []
-    assert file.read_bytes() == before
-    rows = registry.every()
-    registry.add(row("new", created=99.0))
-    assert registry.every()[1:] == rows
-    with contextlib.closing(sqlite3.connect(file)) as database:
-        made = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
-        assert {"runs_by_time", "runs_by_end", "runs_unfinished"} <= made
-        assert database.execute("PRAGMA user_version").fetchone() == (1,)
-        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)

@@ -77,14 +77,6 @@ def test_another_backend_gets_the_same_bytes(project, sent, capsys):  # noqa: F8
     assert (found["backend"], found["bundle"]["hash"]) == ("slurm", sent[0].bundle.hash)
 
 
-def test_a_bundle_that_was_pruned(project, sent, capsys):  # noqa: F811
-    assert cli.main(["submit", "--run", "first"]) == 0
-    for archive in paths.bundles().glob("*.tar.gz"):
-        archive.unlink()
-    said = reproduce(capsys, "first", code=66).err
-    assert said.startswith("error: the source that first sent is no longer in ")
-
-
 def test_another_launcher_has_to_be_accepted(project, sent, capsys, monkeypatch):  # noqa: F811
     assert cli.main(["submit", "--run", "first"]) == 0
     plane = {**node_plane.node_plane(), f"{node_plane.FOLDER}/new.py": b"1"}
@@ -127,9 +119,3 @@ def test_a_job_that_would_differ_is_refused(project, sent, capsys, key, value, t
     job[key] = {**job[key], **value} if key == "resources" else value
     path.write_text(json.dumps(job))
     assert told in reproduce(capsys, "first", code=64).err
-
-
-def test_a_run_without_a_record_of_its_job(project, sent, capsys):  # noqa: F811
-    assert cli.main(["submit", "--run", "first"]) == 0
-    (paths.run_folder("first") / backend.JOB).unlink()
-    assert "first has no record of its job" in reproduce(capsys, "first", code=66).err

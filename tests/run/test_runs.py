@@ -12,7 +12,7 @@ import pytest
 
 from deploykit.job.model import State, Status
 from deploykit.lib import paths
-from deploykit.lib.errors import CannotWrite, DeploykitError, NotFound
+from deploykit.lib.errors import DeploykitError, NotFound
 from deploykit.run import registry
 
 
@@ -87,41 +87,12 @@ def test_an_unusable_registry_is_explained():
     assert isinstance(caught.value.__cause__, sqlite3.Error)
 
 
-def test_a_registry_of_an_older_layout_is_named():
-    paths.state().mkdir(parents=True)
-    with contextlib.closing(sqlite3.connect(paths.state() / "runs.sqlite")) as database:
-        database.execute("CREATE TABLE runs (run TEXT PRIMARY KEY, place TEXT)")
-    for use in (registry.every, lambda: registry.get("a"), lambda: registry.add(row("a"))):
-        with pytest.raises(CannotWrite, match="another version of deploykit wrote") as caught:
-            use()
-        assert "move the file away" in caught.value.hint
-
-
-def test_a_state_of_a_newer_version_is_named():
-    registry.add(row("a"))
-    with registry.writing() as database:
-        database.execute("UPDATE runs SET state = 'paused'")
-    with pytest.raises(CannotWrite, match="the run a has an unknown state, 'paused'") as caught:
-        registry.every()
-    assert "a newer deploykit" in caught.value.hint
-
-
 def test_reading_waits_for_no_writer():
     registry.add(row("a"))
     with contextlib.closing(sqlite3.connect(paths.state() / "runs.sqlite")) as database:
         database.execute("BEGIN IMMEDIATE")
         assert registry.lookup("a")["a"].run == registry.get(None).run == "a"
         assert len(registry.every()) == 1
-
-
-def test_one_row_is_asked_for_by_its_id(monkeypatch):
-    for number in range(3):
-        registry.add(row(f"run-{number}"))
-    read, make = [], registry._run
-    monkeypatch.setattr(registry, "_run", lambda values: read.append(values["run"]) or make(values))
-    assert list(registry.lookup("run-1")) == ["run-1"]
-    assert registry.get("run-2").run == "run-2"
-    assert read == ["run-1", "run-2"]
 
 
 def test_ids_are_the_name_the_time_and_chance():
@@ -142,46 +113,6 @@ def test_only_a_whole_id_or_a_beginning_of_it_stops_a_run():
         assert caught.value.hint == f"{near}?"
     with pytest.raises(NotFound, match="matches 2 runs"):
         registry.get_to_stop("exp-")
-
-
-OLDER = """
-CREATE TABLE runs (
-    run TEXT PRIMARY KEY, name TEXT NOT NULL, backend TEXT NOT NULL, target TEXT NOT NULL,
-    folder TEXT NOT NULL, plan TEXT NOT NULL, bundle TEXT NOT NULL, revision TEXT,
-    created REAL NOT NULL, output TEXT NOT NULL, id TEXT, state TEXT NOT NULL,
-    native TEXT NOT NULL DEFAULT '', reason TEXT NOT NULL DEFAULT '', exit_code INTEGER
-)
-"""
-"""The table of version 0.2.0."""
-
-
-@contextlib.contextmanager
-def _older_registry():
-    """The open file as version 0.2.0 made it, with the run ``old``."""
-    paths.state().mkdir(parents=True, mode=0o700)
-    with contextlib.closing(sqlite3.connect(paths.state() / "runs.sqlite")) as database:
-        database.execute(OLDER)
-        database.execute("PRAGMA user_version = 1")
-        _add_as_before(database, "old")
-        yield database
-
-
-def _add_as_before(database, name):
-    """What version 0.2.0 does to insert a row."""
-    columns = "run, name, backend, target, folder, plan, bundle, created, output, state"
-    values = (name, "job", "local", "here", "/f", "a", "b", 1.0, "/out", "running")
-    with database:
-        database.execute(f"INSERT INTO runs ({columns}) VALUES (?,?,?,?,?,?,?,?,?,?)", values)
-
-
-def test_an_older_and_this_version_share_a_registry():
-    start, end = datetime(2026, 1, 2, 3, tzinfo=UTC), datetime(2026, 1, 2, 4, tzinfo=UTC)
-    with _older_registry() as database:
-        registry.update("old", Status(State.SUCCEEDED, started=start, finished=end))
-        assert registry.get("old").status == Status(State.SUCCEEDED, started=start, finished=end)
-        _add_as_before(database, "older writes again")
-        assert {one.run for one in registry.every()} == {"old", "older writes again"}
-        assert database.execute("PRAGMA user_version").fetchone() == (1,)
 
 
 def test_a_time_that_is_not_told_any_more_stays():

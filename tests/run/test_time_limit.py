@@ -32,10 +32,3 @@ def test_elsewhere_it_is_required_and_named_with_all_other_problems(capsys, back
     assert "resources.time_limit: is required (for example time_limit: 30m, or" in shown
     assert "1 problem" in shown
     assert cli.main([*argv, "--set", "resources.time_limit=1h"]) == 0
-
-
-def test_it_is_one_problem_among_the_others(capsys):
-    assert cli.main(["check", "--backend", "slurm", "--set", "output=s3://b/x"]) == 65
-    shown = capsys.readouterr().err
-    assert "resources.time_limit: is required" in shown
-    assert "output: a Slurm node cannot use s3://b/x" in shown

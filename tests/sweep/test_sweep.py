@@ -58,7 +58,7 @@ def test_the_same_seed_chooses_the_same_values(write, sweep, sampler):
     assert chosen[0] == chosen[1]
 
 
-def test_from_the_grid_to_a_job_file_that_submits(toy, sweep, capsys):
+def test_from_the_grid_to_a_job_file_that_submits(toy, sweep):
     grid = ["--grid", "lr=0.01,0.030,0.05", "--metric", "loss", "--sweep", "g", "--parallel", "3"]
     shown = sweep("start", *grid)
     assert "g: finished\n  trials  3 of 3: 3 succeeded\n  best    trial 1: loss" in shown
@@ -71,7 +71,8 @@ def test_from_the_grid_to_a_job_file_that_submits(toy, sweep, capsys):
     assert len(sweep("status").splitlines()) == 3 + 3
     best = sweep("best", "--json")
     assert (best["parameters"], best["run"]) == ({"lr": "0.030"}, "g-1")
-    assert "already exists" in run_error(capsys, "best", "g", "--write", "best.yaml")
+    sweep("best", "g", "--write", "best.yaml", code=64)
+    assert "already exists" in sweep.notes
 
 
 def test_a_variable_and_the_greatest_value(write, sweep):
@@ -99,17 +100,8 @@ def test_without_any_success_the_code_says_so(write, sweep):
     found = sweep("start", "--json", code=1)
     assert found["best"] is None
     assert "no metric 'acuracy' was found; it has loss, top" in found["trials"][0]["reason"]
-    assert "no trial" in run_error_of(sweep, "best")
-
-
-def run_error_of(sweep, *words):
-    sweep(*words, code=66)
-    return sweep.notes
-
-
-def run_error(capsys, *words):
-    assert cli.main(["sweep", *words]) != 0
-    return capsys.readouterr().err
+    sweep("best", code=66)
+    assert "no trial" in sweep.notes
 
 
 LOST = (
@@ -173,7 +165,8 @@ def test_stop_cancels_and_resume_goes_on(write, sweep, toy):
     with deploykit("start", "--sweep", "s") as controller:
         wait_for((paths.run_folder("s-0") / "starts").exists)
         assert sweep("status", "s", "--json")["state"] == "running"
-        assert "another process controls" in run_resumed(sweep)
+        sweep("resume", "s", code=75)
+        assert "another process controls" in sweep.notes
         assert sweep("stop", "s", "--json")["state"] == "stopped"
         assert controller.wait() == 0
     assert not (paths.run_folder("s-0") / "code").exists()
@@ -185,11 +178,6 @@ def test_stop_cancels_and_resume_goes_on(write, sweep, toy):
     assert json.loads(plan)["checkpoints"] == str(paths.run_folder("s-0") / "checkpoints")
 
 
-def run_resumed(sweep):
-    sweep("resume", "s", code=75)
-    return sweep.notes
-
-
 def test_in_the_background(write, sweep, toy):
     """Not by a `deploykit` of the working folder."""
     write(trials=2)
@@ -199,25 +187,6 @@ def test_in_the_background(write, sweep, toy):
     assert started["sweep"] == "b"
     wait_for(lambda: sweep("status", "b", "--json")["state"] == "finished")
     assert "trial 1: loss" in Path(started["log"]).read_text()
-
-
-def test_a_sweep_of_a_newer_deploykit_says_so(write, sweep, toy):
-    folder = paths.state() / "sweeps/later-2"
-    folder.mkdir(parents=True)
-    swept = {"parameters": {"lr": {"choice": [1, 2]}}, "objective": {"metric": "loss"}}
-    swept["a_new_key"] = 1
-    texts = {"backend": "plain", "source": "", "overrides": [], "bundle": "b"}
-    data = {"sweep": swept, "job": {}, "created": 1.0, **texts}
-    (folder / "sweep.json").write_text(json.dumps(data))
-    for name in ("later-2", "lat"):
-        sweep("status", name, code=66)
-        assert "error: the sweep later-2 was made by a newer deploykit than this" in sweep.notes
-        assert "pip install -U deploykit" in sweep.notes
-    assert sweep("list") == ""
-    assert "not listed: later-2 was made by a newer deploykit than this" in sweep.notes
-    (folder / "sweep.json").write_text('{"sweep": 1')
-    sweep("status", "later-2", code=66)
-    assert "the sweep later-2 is not valid JSON" in sweep.notes
 
 
 @pytest.mark.slow
@@ -433,27 +402,12 @@ def test_on_this_machine_each_run_has_gpus_of_its_own(
     assert [one["CUDA_VISIBLE_DEVICES"] for one in found] == slots
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "[]", "{}", '{"sweep": 1}', "\x00", '{"sweep": {"parameters": []}, "created": 1e999}'],
-)
-def test_a_definition_that_was_changed_is_no_sweep(toy, sweep, text):
+def test_a_definition_that_is_damaged_is_named(toy, sweep):
     sweep("start", "--grid", "lr=1", "--metric", "loss", "--sweep", "a")
-    (paths.state() / "sweeps/a/sweep.json").write_text(text)
-    assert sweep("list", "--json") == []
+    definition = paths.state() / "sweeps/a/sweep.json"
+    definition.write_text(definition.read_text()[:20])
     sweep("status", "a", code=66)
-
-
-@pytest.mark.parametrize(
-    "damage", ["x\n{}\n", '{"op_code": 99}\n' * 2, '{"a": 1}\n[]\n', "\x00\n1\n"]
-)
-def test_a_journal_that_was_damaged_is_named(toy, sweep, damage):
-    sweep("start", "--grid", "lr=1", "--metric", "loss", "--sweep", "a")
-    journal = paths.state() / "sweeps/a/journal.log"
-    journal.write_text(damage + journal.read_text())
-    for action in ("status", "resume"):
-        sweep(action, "a", code=66)
-        assert "journal.log is not a journal that Optuna" in sweep.notes
+    assert f"the definition of a sweep, {definition}, cannot be read" in sweep.notes
 
 
 def test_a_folder_that_others_may_enter_is_closed_before_its_journal_is_used(toy, sweep):

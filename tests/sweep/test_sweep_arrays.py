@@ -10,8 +10,7 @@ from deploykit.backends.slurm import sbatch
 from deploykit.cli import main as cli
 from deploykit.lib import paths
 from deploykit.lib.errors import SubmitRefused
-from deploykit.run import array as run_array
-from deploykit.run import registry
+from deploykit.run import lifecycle, registry
 from deploykit.run import state as run_state
 from tests.sweep import plain
 
@@ -100,14 +99,14 @@ def test_stop_cancels_all_tasks_and_a_resumed_sweep_sends_another_array(
         parallel=2,
         parameters=f'{{lr: {{range: [0.01, 0.05]}}, do: {{choice: ["{wait}"]}}}}',
     )
-    submit = run_array.submit
+    submit = lifecycle.submit_array
 
     def killed(*args):
         submit(*args)
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_array, "submit", killed)
+        patch.setattr(lifecycle, "submit_array", killed)
         with pytest.raises(Killed):
             sweep("start", "--sweep", "s")
     assert cli.main(["cancel", "s-3"]) == 0
@@ -125,14 +124,14 @@ def test_stop_cancels_all_tasks_and_a_resumed_sweep_sends_another_array(
 def test_an_array_that_is_refused_is_halved(job, write, sweep, monkeypatch):
     """As where a site limits how many jobs a user may submit."""
     write(trials=5, parallel=5)
-    submit = run_array.submit
+    submit = lifecycle.submit_array
 
     def limited(array, plans):
         if len(plans) > 2:
             raise SubmitRefused("QOSMaxSubmitJobPerUserLimit")
         submit(array, plans)
 
-    monkeypatch.setattr(run_array, "submit", limited)
+    monkeypatch.setattr(lifecycle, "submit_array", limited)
     assert sweep("start", "--sweep", "s", "--json")["counts"] == {"succeeded": 5}
     assert "5 runs: not submitted as a job array" in sweep.notes
     assert arrays() == [2, 2]

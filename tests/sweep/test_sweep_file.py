@@ -158,7 +158,7 @@ def test_a_grid_leaves_out_what_has_no_effect(tmp_path):
         "  m: {range: [0, 0.3], step: 0.1, if: {opt: sgd}}\n"
         "  n: {range: [1, 2], int: true}\nobjective: {metric: loss}\n",
     )
-    points = space.points(swept.parameters)
+    points = list(space.points(swept.parameters))
     assert len(points) == space.trials(swept) == 4 * 2 + 2
     assert [point.get("m") for point in points] == [
         *("0.0", "0.0", "0.1", "0.1", "0.2", "0.2", "0.3", "0.3"),

@@ -60,13 +60,9 @@ def test_the_page_of_a_sweep(searched, sweep):
         page = Path("report-s.html").absolute().as_uri()
         subprocess.run([*command, "--window-size=1200,3000", page], check=True, capture_output=True)
         assert Path("s.png").stat().st_size > 50_000  # an empty page has 10 kB
-    assert "already exists" in error(sweep, "report", "s", code=64)
+    sweep("report", "s", code=64)
+    assert "already exists" in sweep.notes
     assert sweep("report", "s", "--force", "--json")["sweep"] == "s"
-
-
-def error(sweep, *words, code):
-    sweep(*words, code=code)
-    return sweep.notes
 
 
 def test_repeated_trials_are_set_beside_the_best(write, sweep):

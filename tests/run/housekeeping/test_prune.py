@@ -115,7 +115,7 @@ def test_what_an_interrupted_submit_leaves_is_found_and_removed(add, capsys):
 def test_the_scratch_of_a_submit_that_was_killed_is_found(project, capsys):
     script = str(Path(__file__).parents[2] / "kill_at.py")
     submit = ["submit", "--backend", "local", "--run", "killed"]
-    argv = [sys.executable, script, "before", "deploykit.bundle.archive:_write", "--", *submit]
+    argv = [sys.executable, script, "before", "deploykit.bundle.archive:_pack", "--", *submit]
     assert subprocess.run(argv, check=False, capture_output=True).returncode < 0
     (scratch,) = paths.bundles().iterdir()
     for path in (*scratch.iterdir(), scratch):
