@@ -256,6 +256,8 @@ def _list(args: argparse.Namespace) -> int:
     from deploykit.sweep import summary
 
     sweeps = [summary.of(record) for record in folder.every()]
+    unread = folder.unread()
+    output.note(*(f"not listed: {name} {why}" for name, why in unread.items()))
     if args.json:
         output.emit([{**one.data(), "trials": len(one.trials)} for one in sweeps])
         return 0
@@ -264,7 +266,7 @@ def _list(args: argparse.Namespace) -> int:
         for one in sweeps
     ]
     output.table(["sweep", "state", "trials", "backend"], rows)
-    if not rows:
+    if not rows and not unread:
         output.note("no sweeps yet; `deploykit sweep start` starts one")
     return 0
 

@@ -23,12 +23,16 @@ from deploykit.bundle import node_plane
 from deploykit.job.decode import as_data, read_json
 from deploykit.job.file import Overrides
 from deploykit.job.model import Plan
+from deploykit.job.spelling import UNKNOWN_KEY
 from deploykit.lib import paths
-from deploykit.lib.errors import NotFound, UsageError
+from deploykit.lib.errors import JobFileError, NotFound, UsageError
+from deploykit.lib.problem import Problem
+from deploykit.lib.version import __version__
 from deploykit.run import lifecycle, registry
 from deploykit.run.lifecycle import Prepared
 from deploykit.run.registry import Run
 
+UPGRADE = "pip install -U deploykit, or use the one that made it"
 _LOCATIONS = ("output", "checkpoints")
 _MAY_DIFFER = {"source", "backend", *_LOCATIONS}
 """Keys of a job that say where, and not what."""
@@ -64,7 +68,30 @@ def prepare(
         source = Path(scratch, "source")
         bundle.unpack(archive, source)
         chosen = [*overrides, f"source={json.dumps(str(source))}"]
-        yield lifecycle.prepare(job, chosen, backend or row.backend, run, arguments)
+        try:
+            prepared = lifecycle.prepare(job, chosen, backend or row.backend, run, arguments)
+        except JobFileError as error:
+            if _is_newer(job, error.problems):
+                what = f"{row.run} was made by a newer deploykit than this one ({__version__})"
+                raise JobFileError(what, error.problems, hint=UPGRADE) from error
+            raise
+        yield prepared
+
+
+def _is_newer(job: Path, problems: Sequence[Problem]) -> bool:
+    """Whether the file, which a deploykit wrote, has keys that are unknown to this version."""
+
+    def has(data: object, keys: Sequence[str]) -> bool:
+        for key in keys:
+            if not isinstance(data, dict) or key not in data:
+                return False
+            data = data[key]
+        return True
+
+    return any(
+        problem.message == UNKNOWN_KEY and has(read_json(job), problem.path.split("."))
+        for problem in problems
+    )
 
 
 @dataclass(frozen=True)

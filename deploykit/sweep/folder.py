@@ -14,14 +14,17 @@ import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from deploykit.job.decode import Malformed, as_data, decode, read_json
+from deploykit.job.spelling import UNKNOWN_KEY
 from deploykit.lib import paths
 from deploykit.lib.errors import BackendUnavailable, NotFound, TryAgain, UsageError
+from deploykit.lib.version import __version__
 from deploykit.run import registry, storage
+from deploykit.run.rerun import UPGRADE
 from deploykit.sweep.model import SWEEP, Sweep
 
 if TYPE_CHECKING:
@@ -129,27 +132,49 @@ def find(name: str | None) -> SweepRecord:
     if matches:
         ids = "; ".join(one.id for one in matches[:5])
         raise NotFound(f"{name!r} matches {len(matches)} sweeps", hint=ids)
+    for id_, why in unread().items():
+        if name is None or id_.startswith(name):
+            raise NotFound(f"the sweep {id_} {why}", hint=UPGRADE)
     message = f"no sweep matches {name!r}" if name else "there are no sweeps yet"
     hint = "`deploykit sweep list` shows all; `deploykit sweep start` starts one"
     raise NotFound(message, hint=hint)
 
 
 def every() -> list[SweepRecord]:
-    """All sweeps, the newest first. Raises NotFound if a definition is damaged."""
+    """All sweeps, the newest first, without those that are `unread`."""
     records = []
     for folder in storage.sweep_folders():
-        file = folder / storage.SWEEP_DEFINITION
-        if file.exists():  # else it is not written yet
-            try:
-                data = read_json(file)
-                sweep, _ = decode(Sweep, data["sweep"])
-                records.append(SweepRecord(**{**data, "sweep": sweep}))
-            except (OSError, Malformed, LookupError, TypeError) as error:
-                raise NotFound(
-                    f"the definition of a sweep, {file}, cannot be read: {error}",
-                    hint=f"remove {folder}; its runs are in `deploykit list`",
-                ) from error
+        with contextlib.suppress(OSError, Malformed):
+            records.append(_read(folder))
     return sorted(records, key=lambda one: (-one.created, one.id))
+
+
+def unread() -> dict[str, str]:
+    """By its id, why a sweep cannot be read: a newer deploykit made it, or its file is damaged."""
+    reasons = {}
+    for folder in storage.sweep_folders():
+        try:
+            _read(folder)
+        except FileNotFoundError:  # not written yet
+            continue
+        except (OSError, Malformed) as error:
+            reasons[folder.name] = str(error)
+    return reasons
+
+
+def _read(folder: Path) -> SweepRecord:
+    """Raises OSError or Malformed."""
+    data = read_json(folder / storage.SWEEP_DEFINITION)
+    try:
+        sweep, problems = decode(Sweep, data["sweep"])
+        known = {field.name for field in fields(SweepRecord)}
+        if set(data) > known or any(one.message == UNKNOWN_KEY for one in problems):
+            raise Malformed(f"was made by a newer deploykit than this one ({__version__})")
+        if sweep is not None:
+            return SweepRecord(**{**data, "sweep": sweep})
+    except (LookupError, TypeError):
+        pass
+    raise Malformed(f"has no valid definition in {folder / storage.SWEEP_DEFINITION}")
 
 
 @contextlib.contextmanager
@@ -231,13 +256,27 @@ def _open(record: SweepRecord, lock: Any) -> Study:
 
     from deploykit.sweep import samplers
 
-    return optuna.create_study(
-        study_name="deploykit",
-        storage=JournalStorage(JournalFileBackend(str(record.journal), lock)),
-        direction=record.sweep.objective.direction,
-        pruner=samplers.pruner(record.sweep),
-        load_if_exists=True,
-    )
+    try:
+        return optuna.create_study(
+            study_name="deploykit",
+            storage=JournalStorage(JournalFileBackend(str(record.journal), lock)),
+            direction=record.sweep.objective.direction,
+            pruner=samplers.pruner(record.sweep),
+            load_if_exists=True,
+        )
+    except (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as e:
+        raise NotFound(
+            f"{record.journal} is not a journal that Optuna {optuna.__version__} can read: "
+            f"{type(e).__name__}: {e}",
+            hint="its runs are in `deploykit list`; start a new sweep",
+        ) from e
 
 
 def _drop_incomplete_line(path: Path) -> None:

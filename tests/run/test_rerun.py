@@ -144,3 +144,20 @@ def test_what_it_may_cost_is_said_before_it_is_sent(project, sent, capsys):
     assert cli.main(["rerun", "one"]) == 0
     assert len(sent) == 2
     assert "cost: at most " in capsys.readouterr().err
+
+
+def test_a_run_of_a_newer_deploykit_says_so(project, sent, capsys):
+    """Its job has keys that this one does not know; a wrong key of the command line is none."""
+    assert cli.main(["submit", "--run", "first"]) == 0
+    assert cli.main(["rerun", "first", "--dry-run", "--set", "resources.new_key=1"]) == 65
+    assert "a newer deploykit" not in capsys.readouterr().err
+    path = paths.run_folder("first") / "job.json"
+    job = json.loads(path.read_text())
+    job["resources"]["new_key"] = 1
+    path.write_text(json.dumps(job))
+    for verb in ("rerun", "reproduce"):
+        assert cli.main([verb, "first", "--dry-run"]) == 65
+        err = capsys.readouterr().err
+        assert "error: first was made by a newer deploykit than this one" in err
+        assert "resources.new_key: unknown key" in err
+        assert "pip install -U deploykit" in err

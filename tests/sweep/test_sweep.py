@@ -402,12 +402,35 @@ def test_on_this_machine_each_run_has_gpus_of_its_own(
     assert [one["CUDA_VISIBLE_DEVICES"] for one in found] == slots
 
 
-def test_a_definition_that_is_damaged_is_named(toy, sweep):
+def test_a_sweep_of_a_newer_deploykit_says_so(write, sweep, toy):
+    folder = paths.state() / "sweeps/later-2"
+    folder.mkdir(parents=True)
+    swept = {"parameters": {"lr": {"choice": [1, 2]}}, "objective": {"metric": "loss"}}
+    swept["a_new_key"] = 1
+    texts = {"backend": "plain", "source": "", "overrides": [], "bundle": "b"}
+    data = {"sweep": swept, "job": {}, "created": 1.0, **texts}
+    (folder / "sweep.json").write_text(json.dumps(data))
+    for name in ("later-2", "lat"):
+        sweep("status", name, code=66)
+        assert "error: the sweep later-2 was made by a newer deploykit than this" in sweep.notes
+        assert "pip install -U deploykit" in sweep.notes
+    assert sweep("list") == ""
+    assert "not listed: later-2 was made by a newer deploykit than this" in sweep.notes
+    (folder / "sweep.json").write_text('{"sweep": 1')
+    sweep("status", "later-2", code=66)
+    assert "the sweep later-2 is not valid JSON" in sweep.notes
+
+
+@pytest.mark.parametrize(
+    "damage", ["x\n{}\n", '{"op_code": 99}\n' * 2, '{"a": 1}\n[]\n', "\x00\n1\n"]
+)
+def test_a_journal_that_was_damaged_is_named(toy, sweep, damage):
     sweep("start", "--grid", "lr=1", "--metric", "loss", "--sweep", "a")
-    definition = paths.state() / "sweeps/a/sweep.json"
-    definition.write_text(definition.read_text()[:20])
-    sweep("status", "a", code=66)
-    assert f"the definition of a sweep, {definition}, cannot be read" in sweep.notes
+    journal = paths.state() / "sweeps/a/journal.log"
+    journal.write_text(damage + journal.read_text())
+    for action in ("status", "resume"):
+        sweep(action, "a", code=66)
+        assert "journal.log is not a journal that Optuna" in sweep.notes
 
 
 def test_a_folder_that_others_may_enter_is_closed_before_its_journal_is_used(toy, sweep):
@@ -435,7 +458,7 @@ def test_an_interrupt_ends_the_controller_and_no_run(write, sweep, toy):
         controller.send_signal(signal.SIGINT)
         _, told = controller.communicate()
     assert controller.returncode == 130
-    assert "its runs go on; `deploykit sweep resume s` continues the sweep" in told
+    assert "its runs continue; `deploykit sweep resume s` continues the sweep" in told
     found = sweep("status", "--json")
     assert (found["state"], found["trials"][0]["runs"][0]["state"]) == ("interrupted", "running")
     (paths.state() / "runs/go").touch()
