@@ -4,9 +4,8 @@
     python .deploykit/launch.py torchrun --nnodes=2 --nproc-per-node=2 -- -m package.module ARGS...
 
 Without a launcher above, this process is the node's (`deploykit_node.node`). Below one
-(SageMaker's toolkit, mpirun) it is a rank (`deploykit_node.foreign_rank`, and `deploykit_node.rank`
-below our own torchrun). One file has to decide, because SageMaker's toolkit takes one file name and
-starts it once per node or once per rank.
+(SageMaker's toolkit, mpirun) it is a rank (`deploykit_node.rank`). One file has to decide, because
+SageMaker's toolkit takes one file name and starts it once per node or once per rank.
 
 The node plane starts its other programs through this file too, so that none of its module names is
 at the top of `sys.path`, where it could hide another module:
@@ -85,9 +84,9 @@ def _launch(argv: Sequence[str], environ: dict[str, str]) -> None:
 
             rank.run(argv[1:], environ)
         elif cluster.rank(environ) is not None:
-            from deploykit_node import foreign_rank
+            from deploykit_node import rank
 
-            foreign_rank.run(argv, environ)
+            rank.run_below_launcher(argv, environ)
         else:
             from deploykit_node import node
 

@@ -19,13 +19,11 @@ from pathlib import Path
 
 from deploykit_node import (
     LAUNCH,
-    cap,
     cluster,
     command,
     environment,
-    exit_records,
     log,
-    membership,
+    nccl,
     one_rank,
     outputs,
     plain,
@@ -38,9 +36,10 @@ from deploykit_node import (
 from deploykit_node.cluster import BadEnvironment
 from deploykit_node.command import Command
 from deploykit_node.environment import Environ
-from deploykit_node.exit_records import STOPPED, NodeExit
-from deploykit_node.network import addresses, interfaces, rendezvous
+from deploykit_node.network import addresses, gathering, interfaces, rendezvous
 from deploykit_node.observe import debugger, nsys, stall, usage
+from deploykit_node.records import STOPPED, NodeExit
+from deploykit_node.restart import cap, membership
 from deploykit_node.restart.attempt import Attempt
 
 
@@ -70,7 +69,7 @@ def _run_node(argv: Sequence[str], env: Environ) -> int:
     try:
         words = command.read(argv, env)
         elastic = words.elastic
-        exit_records.clear(env, number, ranks=not elastic)
+        records.clear(env, number, ranks=not elastic)
         here = cluster.find(env)
         number = here.node
         attempt = Attempt(env, here)
@@ -86,11 +85,11 @@ def _run_node(argv: Sequence[str], env: Environ) -> int:
         )
         traceback.print_exc()
     if attempt is None:
-        exit_records.record_node(env, number, end)
+        records.record_node(env, number, end)
     else:
         attempt.record(end)
     if elastic:
-        membership.end(env, end.code)
+        membership.end_job(env, end.code)
     return end.code
 
 
@@ -104,9 +103,7 @@ def _run_torchrun(
     nsys.check(env)
     debugger.check(env)
     if words.elastic:
-        from deploykit_node import generations  # few jobs are
-
-        return generations.run(words, env, here, attempt, _run_group)
+        return membership.run(words, env, here, attempt, _run_group)
     return _run_group(words, env, here, attempt)
 
 
@@ -122,7 +119,7 @@ def _run_group(
     `change` returns a signal to end the ranks with where other nodes are to take part.
     """
     meeting = _connect(words, env, here)
-    environment.set_nccl_env(env, dict(env), here.number)
+    nccl.set_variables(env, dict(env), here.number)
     if env.get("DEPLOYKIT_PREFLIGHT") and env.get("DEPLOYKIT_GENERATION", "1") == "1":
         from deploykit_node.preflight import coordinator  # asyncio takes a while to load
 
@@ -140,7 +137,7 @@ def _run_group(
             options = _supervision(env, here, attempt, observers, change)
             code = supervisor.run(start, env, ranks, options)
         end = _node_exit(code, env, ranks, attempt.stop_signal)
-        return end._replace(ranks=exit_records.codes(ranks))
+        return end._replace(ranks=records.codes(ranks))
     finally:
         shutil.rmtree(ranks, ignore_errors=True)
 
@@ -163,7 +160,7 @@ def _supervision(
     change: Callable[[], int | None] | None,
 ) -> supervisor.Options:
     """How to supervise torchrun, with those who look at the ranks meanwhile."""
-    say, all_ended = partial(log.say, here.number), exit_records.gathering(env, "ranks_ended", here)
+    say, all_ended = partial(log.say, here.number), gathering.gathering(env, "ranks_ended", here)
     options = supervisor.Options(
         _grace(env), say, attempt.on_signal, attempt.cap, attempt.on_cap, all_ended
     )
@@ -222,27 +219,27 @@ def _node_exit(returncode: int, env: Environ, ranks: Path, stop: int | None) -> 
 
     `stop` is the signal to stop that this node has received, if any.
     """
-    if returncode == 0 or exit_records.all_ended_well(ranks):  # torchrun may have been signalled
-        rank = exit_records.first_stopped(ranks)
+    if returncode == 0 or records.all_ended_well(ranks):  # torchrun may have been signalled
+        rank = records.first_stopped(ranks)
         if rank is None:
             return NodeExit(0, "every rank exited with code 0")
-        return NodeExit(STOPPED, f"rank {rank} {exit_records.how(STOPPED)}", rank)
-    first = exit_records.first_failure(env, ranks)
+        return NodeExit(STOPPED, f"rank {rank} {records.how(STOPPED)}", rank)
+    first = records.first_failure(env, ranks)
     if first is not None:
         by_torchrun = first["exit_code"] == signals.shell_code(-supervisor.TORCHRUN_STOP)
-        if stop is not None and by_torchrun and exit_records.last_round(ranks):
+        if stop is not None and by_torchrun and records.last_round(ranks):
             # torchrun had just restarted the rank that the signal had ended, and then ended it
             first["exit_code"] = signals.shell_code(-stop)
-        reason = exit_records.sentence(first)
+        reason = records.sentence(first)
         return NodeExit(first["exit_code"], reason, first["rank"], first["stopped"])
-    vanished = sorted(exit_records.living(ranks))
+    vanished = sorted(records.living(ranks))
     if vanished and returncode > 0:
         return NodeExit(137, f"rank {vanished[0]} disappeared, as after SIGKILL", vanished[0])
     if stop is not None and not vanished:
         reason = f"{signals.name(stop)} arrived before any rank had started"
         return NodeExit(signals.shell_code(-stop), reason, stopped=True)
     code = signals.shell_code(returncode)
-    return NodeExit(code, f"torchrun {exit_records.how(code)}, and no rank had failed")
+    return NodeExit(code, f"torchrun {records.how(code)}, and no rank had failed")
 
 
 def _connect(words: Command, env: Environ, here: cluster.Cluster) -> rendezvous.Rendezvous:

@@ -11,8 +11,6 @@ from __future__ import annotations
 import itertools
 import os
 
-from deploykit_node import private
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,6 +28,10 @@ _TRACEBACK = b"Traceback (most recent call last):"
 _UP = rb"\x1b\[\d*A\s*$"
 """Ends the state of a bar that is drawn below another one, as tqdm does with `position`."""
 _INVISIBLE = rb"\s|\x1b\[[0-9;]*[A-Za-z]"
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def bar_file(env: Mapping[str, str]) -> str | None:
@@ -141,7 +143,7 @@ class Lines:
             if not self._state:
                 os.unlink(self._file)
                 return
-            with open(self._file, "wb", opener=private.opener) as file:
+            with open(self._file, "wb", opener=_private) as file:
                 file.write(self._state + b"\n")
         except OSError:
             pass

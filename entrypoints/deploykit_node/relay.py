@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from deploykit_node.cap import Cap
+    from deploykit_node.restart.cap import Cap
 
 FORWARDED = (*signals.STOPS, *signals.NOTICES)
 """Signals that the program receives when the relay does."""

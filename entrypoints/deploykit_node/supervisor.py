@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from deploykit_node import exit_records, signals
-from deploykit_node.cap import KEEP, Cap
-from deploykit_node.gathering import Gathering
+from deploykit_node import records, signals
+from deploykit_node.network.gathering import Gathering
+from deploykit_node.restart.cap import KEEP, Cap
 
 TICK = 0.2
 """Seconds between two checks of the ranks while the job is being stopped."""
@@ -206,7 +206,7 @@ class _Supervisor:
 
     def _terminate(self, grace: float) -> str:
         """Send SIGTERM to the ranks, which have `grace` seconds to end; how many there were."""
-        pids = set(exit_records.living(self._ranks).values()) - self._stopped
+        pids = set(records.living(self._ranks).values()) - self._stopped
         for pid in pids:
             _send(os.kill, pid, signal.SIGTERM)
         self._stop = self._stop or signal.SIGTERM
@@ -219,7 +219,7 @@ class _Supervisor:
         slurm = signals.from_slurm(received.sender)
         if slurm:
             time.sleep(SLURM_FIRST)
-        pids = exit_records.living(self._ranks).values()
+        pids = records.living(self._ranks).values()
         self._options.say(
             f"{signals.name(received.number)} received and forwarded to {_count(pids)}"
         )
@@ -228,7 +228,7 @@ class _Supervisor:
         if received.number in signals.STOPS:
             self._stop = received.number
             self._stopped |= set(pids)
-            started = pids or exit_records.all_ended_well(self._ranks)
+            started = pids or records.all_ended_well(self._ranks)
             self._stop_after(self._grace(slurm=slurm) if started else 0)
         self._options.on_signal(received.number, received_at)
 
@@ -254,7 +254,7 @@ class _Supervisor:
             _send(os.kill, self._process.pid, signal.SIGKILL)
         elif self._terminate_at is None:
             return
-        elif now >= self._terminate_at and exit_records.living(self._ranks):
+        elif now >= self._terminate_at and records.living(self._ranks):
             self._kill_at = now
             self._kill()
         elif now >= self._terminate_at or self._one_failed():
@@ -263,19 +263,19 @@ class _Supervisor:
 
     def _nothing_is_left(self) -> bool:
         """Whether every rank has ended: of this node well, then on the others in any way."""
-        if self._leaving and exit_records.all_ended(self._ranks):
+        if self._leaving and records.all_ended(self._ranks):
             return True
         gathering = self._options.all_ended
-        if exit_records.is_written(self._ranks):
+        if records.is_written(self._ranks):
             return False
-        if gathering is None or not exit_records.all_ended_well(self._ranks):
+        if gathering is None or not records.all_ended_well(self._ranks):
             return False
         gathering.arrive()
         return gathering.complete()
 
     def _stop_restarted_ranks(self) -> None:
         """Pass the signal on to ranks that torchrun has started in place of those that ended."""
-        restarted = set(exit_records.living(self._ranks).values()) - self._stopped
+        restarted = set(records.living(self._ranks).values()) - self._stopped
         if self._stop is not None:
             for pid in restarted:
                 _send(os.kill, pid, self._stop)
@@ -283,7 +283,7 @@ class _Supervisor:
 
     def _one_failed(self) -> bool:
         """Whether a rank failed: torchrun would restart it, or the others would wait for it."""
-        return any(map(exit_records.went_wrong, exit_records.all_ranks(self._ranks)))
+        return any(map(records.went_wrong, records.all_ranks(self._ranks)))
 
     def _kill(self) -> None:
         self._options.say("the ranks did not exit in time: sending SIGKILL")
@@ -296,7 +296,7 @@ class _Supervisor:
 
     def kill_ranks(self) -> None:
         """Kill the ranks that torchrun has left behind; each leads its own process group."""
-        for pid in exit_records.living(self._ranks).values():
+        for pid in records.living(self._ranks).values():
             _send(os.killpg, pid, signal.SIGKILL)
 
 

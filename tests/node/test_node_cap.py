@@ -9,8 +9,9 @@ import time
 
 import pytest
 
-from deploykit_node import cap, exit_records, records
+from deploykit_node import records
 from deploykit_node.cluster import Cluster
+from deploykit_node.restart import cap
 from deploykit_node.restart.attempt import Attempt
 
 SAVER = """\
@@ -88,7 +89,7 @@ def test_on_sagemaker_a_fresh_machine_counts_from_its_start(tmp_path, monkeypatc
 def test_a_used_up_cap_starts_nothing(tmp_path):
     env = {cap.VARIABLE: value(3), "DEPLOYKIT_RUN_DIR": str(tmp_path)}
     end = Attempt(env, Cluster("slurm", 0, ("n0",))).begin()
-    assert end.code == exit_records.STOPPED
+    assert end.code == records.STOPPED
     assert "its cost cap is used up (50.00 USD, at 14.18 USD an hour)" in end.reason
 
 
@@ -108,7 +109,7 @@ def test_the_ranks_save_and_the_run_can_be_resumed(bundle):
     bundle.write("saver.py", SAVER)
     checkpoints = bundle.run_dir / "checkpoints"
     done, seconds, took = patiently(bundle, DEPLOYKIT_CHECKPOINT_DIR=checkpoints)
-    assert done.code == exit_records.STOPPED, done.log
+    assert done.code == records.STOPPED, done.log
     assert took < seconds + 60
     assert {path.name for path in checkpoints.iterdir()} == {"step-0.pt", "step-1.pt"}
     reason = bundle.end("node-0")["reason"]

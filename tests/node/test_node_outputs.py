@@ -8,10 +8,9 @@ import zipfile
 
 import pytest
 
-from deploykit_node import outputs, written
-from deploykit_node.outputs import Outputs
+from deploykit_node import outputs
+from deploykit_node.outputs import KEPT, Outputs
 from deploykit_node.restart import checkpoints
-from deploykit_node.written import KEPT
 
 
 @pytest.fixture
@@ -262,4 +261,4 @@ def test_a_kept_log_is_no_checkpoint(tmp_path):
 
 
 def test_a_folder_that_does_not_exist_has_no_files(tmp_path):
-    assert list(written.files(tmp_path / "nothing")) == []
+    assert list(outputs.files(tmp_path / "nothing")) == []

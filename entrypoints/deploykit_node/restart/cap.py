@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from deploykit_node import exit_records, records
+from deploykit_node import records
 from deploykit_node.cluster import Environ
 from deploykit_node.restart import slurm_job
 
@@ -70,7 +70,7 @@ def begin(env: Environ, node: int) -> Cap | None:
     values = json.loads(text)
     now = time.time()
     began = _began(env, now, node)
-    folder, attempt = records.folder(env), exit_records.attempt(env)
+    folder, attempt = records.folder(env), records.attempt(env)
     earlier = sum(_billed(folder, number) for number in range(attempt)) if folder else 0.0
     left = float(values["seconds"]) - earlier - (now - began)
     record = None
