@@ -17,7 +17,7 @@ import threading
 import traceback
 from collections.abc import Callable
 
-from deploykit_node import LAUNCH, plain, rank, relay, signals
+from deploykit_node import LAUNCH, plain, rank, signals
 from deploykit_node.cluster import Environ
 from deploykit_node.command import Command
 
@@ -87,8 +87,9 @@ class Forked:
     def poll(self) -> int | None:
         """The exit code; None while it runs."""
         if self.returncode is None:
-            code = relay.code_of(self.pid)
-            self.returncode = None if code is None else signals.shell_code(code)
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            code = os.waitstatus_to_exitcode(status)
+            self.returncode = signals.shell_code(code) if ended else None
         return self.returncode
 
 
@@ -97,7 +98,8 @@ def start(
 ) -> Forked:
     """Start the rank; `setup` is called in its process, and then `forked` in this one.
 
-    Call it before any thread starts, but for that of `network.alive`, which holds no lock.
+    Call it before any thread starts, but for those of `network.alive` and `relay`, which hold no
+    lock.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -217,7 +217,7 @@ def test_a_stop_that_comes_while_the_relay_takes_over_counts():
         "child = relay.start([sys.executable, '-c', 'pass'], dict(os.environ));"
         "os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT);"
         "os.kill(os.getpid(), signal.SIGTERM);"
-        "end = relay.attend(child, {}, '[rank 0]'); print(end.returncode, end.stopped)"
+        "end = relay.attend(child); print(end.returncode, end.stopped)"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     argv = [sys.executable, "-c", code]
