@@ -45,7 +45,7 @@ _EVERY = 30.0
 _LISTING = ".deploykit/files.json"
 """The list of the bundle's files, with mode and size (`deploykit/bundle/archive.py`)."""
 _CODE = (".py", ".pyc", ".so", ".pth")
-"""What Python would import is never brought back: others may write to the checkpoint folder."""
+"""What Python would import is never brought back: others may write to the bucket."""
 _OTHERS = re.compile(r"node-[0-9]+/")
 """What the first machine finds below its own files: those of the others."""
 _ZIP = b"PK\3\4"
@@ -164,18 +164,15 @@ class Outputs:
     def _is_wanted(self, file: File) -> bool:
         """Whether a kept file is to be brought back."""
         foreign = not self._shared and _OTHERS.match(file.path)
-        if foreign or file.path.endswith(_CODE) or not self._matches(file):
+        if foreign or file.path.endswith(_CODE):
             return False
         target = self._folder / file.path
-        below = [target, *target.parents][: file.path.count("/") + 1]
-        if any(path.is_symlink() for path in below):  # it may lead out of the working folder
-            return False
-        return not target.exists() or is_cut_off(target)
+        return self._matches(file) and (not target.exists() or is_cut_off(target))
 
     def _copy(self, source: Path, target: Path, file: File) -> bool:
         """Copy a file unless the copy is there. Returns whether it was copied; says what failed."""
         try:
-            return _same(target, file) is False and _copied(source, target)
+            return not _same(target, file) and _copied(source, target)
         except OSError as error:
             self._say(f"outputs: {file.path!a} cannot be copied to {target.parent}: {error}")
             return False
@@ -272,11 +269,9 @@ def _copied(source: Path, target: Path) -> bool:
     """Copy a file with its time, complete or not at all; False if it changed meanwhile."""
     records.make_folder(target.parent)
     part = target.with_name(f".{target.name}{PART}")
-    with open(source, "rb", opener=_without_links) as read:
-        before = os.fstat(read.fileno())
-        with open(part, "wb", opener=_without_links) as write:
-            shutil.copyfileobj(read, write, 1 << 20)
-        after = os.fstat(read.fileno())
+    before = source.stat()
+    shutil.copyfile(source, part)
+    after = source.stat()
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         part.unlink()
         return False
@@ -298,23 +293,16 @@ def _link(source: Path, target: Path) -> bool:
     return True
 
 
-def _without_links(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-
-
 def files(folder: Path) -> Iterator[File]:
     """Every regular file below `folder`. Follows no link; skips what cannot be read."""
-    if not folder.is_dir():
-        return
-    for root, folders, names, descriptor in os.fwalk(folder):
+    for root, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in _CLUTTER)
-        below = os.path.relpath(root, folder)
-        for name in sorted(names):
+        for path in (Path(root, name) for name in sorted(names) if not name.endswith(PART)):
             with contextlib.suppress(OSError):
-                info = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
-                if stat.S_ISREG(info.st_mode) and not name.endswith(PART):
-                    path = name if below == "." else f"{below}/{name}"
-                    yield File(path, info.st_size, info.st_mtime_ns)
+                info = path.lstat()
+                if stat.S_ISREG(info.st_mode):
+                    below = path.relative_to(folder).as_posix()
+                    yield File(below, info.st_size, info.st_mtime_ns)
 
 
 def new_files(folder: Path, env: Environ) -> Iterator[File]:

@@ -112,18 +112,6 @@ def test_nothing_leaves_the_working_folder_through_a_link(place):
     assert tree(place / "output") == {}
 
 
-def test_nothing_is_brought_back_through_a_link(place):
-    kept = place / "checkpoints" / KEPT
-    (kept / "linked").mkdir(parents=True)
-    (kept / "linked/a.pt").write_text("mine")
-    (kept / "b.pt").write_text("mine")
-    (place / "outside").mkdir()
-    (place / "source/linked").symlink_to(place / "outside")
-    (place / "source/b.pt").symlink_to(place / "outside/b.pt")
-    Outputs(environ(place, "**"), 0).restore()
-    assert tree(place / "outside") == {}
-
-
 def test_missing_files_come_back_and_others_stay(place):
     kept = place / "checkpoints" / KEPT
     kept.mkdir(parents=True)
