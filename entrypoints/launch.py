@@ -12,7 +12,6 @@ at the top of `sys.path`, where it could hide another module:
 
     launch.py --emulated-nodes --nodes=N --time-limit=SECONDS torchrun ...
     launch.py --torchrun TORCHRUN_OPTIONS... launch.py --rank -- PROGRAM ARGS...
-    launch.py --store DESCRIPTOR LAUNCHER_PID
     launch.py --preflight-ranks SOCKET
     launch.py --keep-outputs NODE
     launch.py --dump-stacks RUN_FOLDER FOLDER [--native] [--py-spy PATH]
@@ -44,10 +43,6 @@ def main(argv: Sequence[str], environ: dict[str, str]) -> None:
         from deploykit_node.network import elastic
 
         elastic.main(rest)
-    elif program == "--store":
-        from deploykit_node.network import elastic
-
-        elastic.serve(int(rest[0]), int(rest[1]))
     elif program == "--preflight-ranks":
         from deploykit_node.preflight import group_member
 

@@ -7,13 +7,12 @@ is one rank, and does the same for it.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,9 +24,7 @@ from deploykit_node import (
     environment,
     log,
     nccl,
-    one_rank,
     outputs,
-    plain,
     rank,
     records,
     relay,
@@ -135,13 +132,19 @@ def _run_group(
     try:
         observers = _observers(env, here, ranks)
         launch = _own_copy(ranks) if len(here.hosts) > 1 else LAUNCH
-        with (
-            outputs.around(env, here.number),
-            relay.Relay(env, ranks).copying(),
-            _starter(words, env, meeting, launch) as start,
-        ):
+        one = [launch, "--rank", "--", *words.program]
+        with outputs.around(env, here.number), relay.Relay(env, ranks).copying():
             options = _supervision(env, here, attempt, observers, change)
-            code = supervisor.run(start, env, ranks, options)
+            if words.plain:
+                plain = {**env, **_plain_variables(meeting)}
+                if meeting.held:
+                    meeting.held.close()  # the program listens there itself
+                code = supervisor.run([sys.executable, *one], plain, ranks, options)
+                code = signals.shell_code(code)
+            else:
+                torchrun = [launch, "--torchrun", *words.options, *meeting.options()]
+                argv = [sys.executable, *torchrun, *one]
+                code = supervisor.run(argv, env, ranks, options, meeting.held)
         end = _node_exit(code, env, ranks, attempt.stop_signal)
         return end._replace(ranks=records.codes(ranks))
     finally:
@@ -196,28 +199,24 @@ def _own_copy(folder: Path) -> str:
         return LAUNCH
 
 
-@contextlib.contextmanager
-def _starter(
-    words: Command, env: Environ, meeting: rendezvous.Rendezvous, launch: str
-) -> Iterator[supervisor.Start]:
-    """How to start the ranks: with torchrun, or the only one of the job or the node without."""
-    if words.plain:
-        own = plain.variables(meeting.node, meeting.count, meeting.host, meeting.port)
-        release = meeting.held.close if meeting.held else lambda: None
-        yield partial(one_rank.start, words, {**env, **own}, release)
-        return
-    if not one_rank.is_one(words):
-        yield supervisor.torchrun(_torchrun_argv(words, meeting, launch), env, meeting.held)
-        return
-    with contextlib.closing(one_rank.Store()) as store:
-        own = {**env, **store.variables(meeting.name), "DEPLOYKIT_ROUND": "0"}
-        own.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
-        yield partial(one_rank.start, words, own, store.serve)
+def _plain_variables(meeting: rendezvous.Rendezvous) -> dict[str, str]:
+    """What the launcher of a plain program on each node (`launcher: python`) sets.
 
-
-def _torchrun_argv(words: Command, meeting: rendezvous.Rendezvous, launch: str) -> list[str]:
-    torchrun = [sys.executable, launch, "--torchrun", *words.options, *meeting.options()]
-    return [*torchrun, launch, "--rank", "--", *words.program]
+    Such a program starts its other processes itself. It finds MASTER_ADDR and a MASTER_PORT that is
+    free, NODE_RANK and NNODES, and nothing of torchrun, whose TORCHELASTIC_USE_AGENT_STORE would
+    make each of its processes a client of a store that nobody serves. For its launcher it is the
+    only rank of its node.
+    """
+    own = cluster.Rank("python", meeting.node, 0, meeting.count, 1).variables()
+    return {
+        **own,
+        "NODE_RANK": str(meeting.node),
+        "NNODES": str(meeting.count),
+        "MASTER_ADDR": meeting.host,
+        "MASTER_PORT": str(meeting.port),
+        "DEPLOYKIT_ROUND": "0",
+        rank.PLAIN: "1",
+    }
 
 
 def _node_exit(returncode: int, env: Environ, ranks: Path, stop: int | None) -> NodeExit:

@@ -5,14 +5,21 @@ The node is prepared, and its launcher relays the output.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploykit_node import cluster, command, plain, records, relay
+from deploykit_node import cluster, command, records, relay
 from deploykit_node.cluster import BadEnvironment
 from deploykit_node.environment import Environ
 from deploykit_node.observe import debugger, faults, processes, profile
 from deploykit_node.records import STOPPED
+
+PLAIN = "DEPLOYKITPLAIN"
+"""Variable that marks a plain program, of whose environment `_OF_TORCHRUN` is taken out."""
+_OF_TORCHRUN = re.compile(
+    f"{PLAIN}|TORCHELASTIC_|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)$|ROLE_NAME$"
+)
 
 
 def run(argv: Sequence[str], env: Environ) -> None:
@@ -29,7 +36,7 @@ def run(argv: Sequence[str], env: Environ) -> None:
     hooked, stacks = faults.environment(env, Path(folder), this_rank.rank)
     hooked = profile.environment(hooked, this_rank.rank)
     hooked = debugger.environment(hooked, this_rank.rank)
-    process = relay.start(relay.command(words.program), plain.environment(hooked))
+    process = relay.start(relay.command(words.program), _without_torchrun(hooked))
     processes.register(env, this_rank, process.pid, stacks=stacks)
     relay.hand_over(process, Path(folder), this_rank.rank)
     end = relay.attend(process)
@@ -54,3 +61,10 @@ def set_variables(env: Environ, this_rank: cluster.Rank) -> None:
     env.update(this_rank.variables())
     env["DEPLOYKIT_RESTART_COUNT"] = str(records.restarts(env))
     env.setdefault("PYTHONUNBUFFERED", "1")
+
+
+def _without_torchrun(env: Environ) -> Environ:
+    """The environment of the program: of a plain one without torchrun's variables."""
+    if PLAIN not in env:
+        return env
+    return {name: value for name, value in env.items() if not _OF_TORCHRUN.match(name)}

@@ -118,15 +118,6 @@ def child_setup(before: set[int], death: int) -> Callable[[], None]:
     return setup
 
 
-def tie(parent: int, death: int) -> None:
-    """Have this process get the signal `death` when its `parent` dies, or now if it has."""
-    prctl = _prctl()
-    if prctl is not None:
-        prctl(_PR_SET_PDEATHSIG, int(death))
-    if os.getppid() != parent:
-        os.kill(os.getpid(), death)
-
-
 def adopt_orphans() -> None:
     """From now on a process below this one whose parent ends becomes a child of this one."""
     prctl = _prctl()

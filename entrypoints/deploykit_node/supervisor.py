@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from deploykit_node import records, signals
 from deploykit_node.network.gathering import Gathering
@@ -54,51 +53,28 @@ class Options:
     look_every: float | None = None
 
 
-class Process(Protocol):
-    """A process, as far as it is supervised."""
-
-    @property
-    def pid(self) -> int:
-        """Its process id, and that of its group."""
-
-    @property
-    def returncode(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
-
-    def poll(self) -> int | None:
-        """The same, asked anew."""
-
-
-Start = Callable[[Callable[[], None]], Process]
-"""Starts a process, in which its argument is called first."""
-
-
-def torchrun(argv: Sequence[str], env: Mapping[str, str], held: socket.socket | None) -> Start:
-    """How to start torchrun. `held` is a socket that it inherits."""
-
-    def start(setup: Callable[[], None]) -> Process:
-        process = subprocess.Popen(
-            argv,
-            env=env,
-            start_new_session=True,
-            pass_fds=[held.fileno()] if held else (),
-            preexec_fn=setup,  # noqa: PLW1509 - at most the thread of `network.alive`
-        )
-        if held:
-            held.close()  # or the port would seem to answer after torchrun has ended
-        return process
-
-    return start
-
-
-def run(start: Start, env: Mapping[str, str], ranks: Path, options: Options) -> int:
+def run(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    ranks: Path,
+    options: Options,
+    held: socket.socket | None = None,
+) -> int:
     """Run torchrun to its end and return its code as `subprocess` reports it.
 
     Signals go to the ranks, which end by themselves; torchrun would kill them. `ranks` is the
-    folder where the ranks register.
+    folder where the ranks register; torchrun inherits the socket `held`.
     """
     before = signals.hold(_HELD)
-    process = start(_shielded(before))
+    process = subprocess.Popen(
+        argv,
+        env=env,
+        start_new_session=True,
+        pass_fds=[held.fileno()] if held else (),
+        preexec_fn=_shielded(before),  # noqa: PLW1509 - the threads of this process hold no lock
+    )
+    if held:
+        held.close()  # or the port would seem to answer after torchrun has ended
     supervisor = _Supervisor(process, env, ranks, options)
     supervisor.watch_cap()
     while process.poll() is None:
@@ -131,7 +107,7 @@ class _Supervisor:
 
     def __init__(
         self,
-        process: Process,
+        process: subprocess.Popen[bytes],
         env: Mapping[str, str],
         ranks: Path,
         options: Options,

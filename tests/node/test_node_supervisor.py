@@ -396,3 +396,18 @@ def test_a_wrong_number_of_nodes_is_refused_at_once(bundle):
     assert "asks for 2 node(s), but alone gives this job 1" in done.log
     assert "Traceback" not in done.log
     assert bundle.end("node-0")["exit_code"] == 78
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "reason"),
+    [
+        ("sys.exit(75)", 75, "rank 0 exited with code 75"),
+        ("os.kill(os.getpid(), 11)", 139, "rank 0 was terminated by SIGSEGV (exit code 139)"),
+        ("os.kill(os.getppid(), 9)", 137, "rank 0 disappeared, as after SIGKILL"),
+    ],
+)
+def test_a_job_of_one_rank_ends_as_its_program(bundle, end, code, reason):
+    bundle.write("end.py", f"import os, sys, time\n{end}\ntime.sleep(60)")
+    done = bundle.run(*torchrun(processes=1), "end.py")
+    assert done.code == code, done.log
+    assert bundle.end("node-0")["reason"].startswith(reason)

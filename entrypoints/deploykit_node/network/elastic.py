@@ -13,7 +13,6 @@ from __future__ import annotations
 import datetime as dt
 import os
 import re
-import signal
 import socket
 import sys
 import time
@@ -32,8 +31,6 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
     rendezvous_handler_registry,
 )
-
-from deploykit_node import signals
 
 T = TypeVar("T")
 
@@ -164,14 +161,6 @@ def listening_store(host: str, held: int | None = None) -> TCPStore:
     return TCPStore(
         host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
     )
-
-
-def serve(descriptor: int, launcher: int) -> None:
-    """Serve a store on a socket that listens already, for as long as the launcher lives."""
-    signals.tie(launcher, signal.SIGKILL)
-    store = listening_store("127.0.0.1", descriptor)
-    while store.port:
-        signal.pause()
 
 
 def create(parameters: RendezvousParameters) -> FixedNodes:
