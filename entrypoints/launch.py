@@ -73,10 +73,11 @@ def _launch(argv: Sequence[str], environ: dict[str, str]) -> None:
             from deploykit_node import rank
 
             rank.run(argv[1:], environ)
-        from deploykit_node import node
+        else:
+            from deploykit_node import node
 
-        below_launcher = cluster.rank(environ) is not None
-        (node.run_rank if below_launcher else node.run)(argv, environ)
+            below_launcher = cluster.rank(environ) is not None
+            (node.run_rank if below_launcher else node.run)(argv, environ)
     except cluster.LaunchError as error:
         log.say(cluster.node_number(environ), f"error: {error}")
         sys.exit(error.exit_code)

@@ -32,18 +32,13 @@ def prepare(env: Environ) -> Environ:
     Returns the user's own settings. Raises BadEnvironment if a secret cannot be resolved or a
     folder cannot be made.
     """
-    user_settings = _restore(env)
+    # SageMaker's toolkit has overwritten the user's settings
+    user_settings: Environ = json.loads(env.pop("DEPLOYKIT_ENV", "{}"))
+    env.update(user_settings)
     env.update(secrets(env))
     env.pop(SECRETS, None)
     for name in ("DEPLOYKIT_OUTPUT_DIR", "DEPLOYKIT_CHECKPOINT_DIR"):
         _make_folder(name, env.get(name, ""))
-    return user_settings
-
-
-def _restore(env: Environ) -> Environ:
-    """Put back the user's settings that SageMaker's toolkit has overwritten."""
-    user_settings: Environ = json.loads(env.pop("DEPLOYKIT_ENV", "{}"))
-    env.update(user_settings)
     return user_settings
 
 

@@ -130,11 +130,9 @@ def _run_group(
     if change is None:
         attempt.start_heartbeat(meeting.local)
     try:
-        observers = _observers(env, here, ranks)
-        launch = _own_copy(ranks) if len(here.hosts) > 1 else LAUNCH
-        one = [launch, "--rank", "--", *words.program]
+        one = [LAUNCH, "--rank", "--", *words.program]
         with outputs.around(env, here.number), relay.Relay(env, ranks).copying():
-            options = _supervision(env, here, attempt, observers, change)
+            options = _supervision(env, here, ranks, attempt, change)
             if words.plain:
                 plain = {**env, **_plain_variables(meeting)}
                 if meeting.held:
@@ -142,7 +140,7 @@ def _run_group(
                 code = supervisor.run([sys.executable, *one], plain, ranks, options)
                 code = signals.shell_code(code)
             else:
-                torchrun = [launch, "--torchrun", *words.options, *meeting.options()]
+                torchrun = [LAUNCH, "--torchrun", *words.options, *meeting.options()]
                 argv = [sys.executable, *torchrun, *one]
                 code = supervisor.run(argv, env, ranks, options, meeting.held)
         end = _node_exit(code, env, ranks, attempt.stop_signal)
@@ -151,31 +149,21 @@ def _run_group(
         shutil.rmtree(ranks, ignore_errors=True)
 
 
-def _observers(
-    env: Environ, here: cluster.Cluster, ranks: Path
-) -> tuple[stall.Watch, usage.Recorder] | None:
-    """The stall rule and the record of what the ranks use, where the run has a folder."""
-    if records.folder(env) is None or sys.platform != "linux":
-        return None
-    watch = stall.Watch(env, here, ranks, partial(log.say, here.number))
-    return watch, usage.Recorder(env, here, ranks)
-
-
 def _supervision(
     env: Environ,
     here: cluster.Cluster,
+    ranks: Path,
     attempt: Attempt,
-    observers: tuple[stall.Watch, usage.Recorder] | None,
     change: Callable[[], int | None] | None,
 ) -> supervisor.Options:
-    """How to supervise torchrun, with those who look at the ranks meanwhile."""
+    """How to supervise torchrun; where the run has a folder, the ranks are looked at meanwhile."""
     say, all_ended = partial(log.say, here.number), gathering.gathering(env, "ranks_ended", here)
     options = supervisor.Options(
         _grace(env), say, attempt.on_signal, attempt.cap, attempt.on_cap, all_ended
     )
-    if observers is None:
+    if records.folder(env) is None or sys.platform != "linux":
         return options
-    watch, recorder = observers
+    watch, recorder = stall.Watch(env, here, ranks, say), usage.Recorder(env, here, ranks)
 
     def look() -> int | None:
         watch.look()
@@ -184,19 +172,6 @@ def _supervision(
 
     every = min(watch.every, membership.EVERY) if change else watch.every
     return replace(options, look=look, look_every=every)
-
-
-def _own_copy(folder: Path) -> str:
-    """A copy of the node plane for torchrun and the ranks of this node.
-
-    Each of these processes would look for a hundred files in the folder that all nodes share.
-    """
-    package, copy = Path(__file__).parent, folder / "node_plane"
-    try:
-        shutil.copytree(package, copy / package.name)
-        return str(shutil.copy2(LAUNCH, copy))
-    except OSError:  # such as a full disk
-        return LAUNCH
 
 
 def _plain_variables(meeting: rendezvous.Rendezvous) -> dict[str, str]:

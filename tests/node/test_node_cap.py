@@ -61,16 +61,6 @@ def test_earlier_attempts_count_with_what_their_first_node_has_kept(tmp_path):
     assert cap.begin({**env, "SLURM_RESTART_COUNT": "1"}, 0).used_up
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"began": "x"}', '{"began": 1e999}'])
-def test_a_damaged_record_of_an_earlier_attempt_counts_nothing(tmp_path, content):
-    env = {cap.VARIABLE: value(1000), "DEPLOYKIT_RUN_DIR": str(tmp_path)}
-    env["SLURM_RESTART_COUNT"] = "1"
-    path = tmp_path / records.FOLDER / "billed-0.json"
-    path.parent.mkdir()
-    path.write_text(content)
-    assert cap.begin(env, 0).end_at - time.monotonic() == pytest.approx(1000, abs=5)
-
-
 def test_slurm_tells_when_the_job_began(tmp_path):
     env = {cap.VARIABLE: value(1000), "SLURM_JOB_START_TIME": str(int(time.time()) - 400)}
     assert cap.begin(env, 0).end_at - time.monotonic() == pytest.approx(600, abs=5)

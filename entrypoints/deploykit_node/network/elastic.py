@@ -26,7 +26,6 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
-    RendezvousStateError,
     RendezvousStoreInfo,
     RendezvousTimeoutError,
     rendezvous_handler_registry,
@@ -90,7 +89,8 @@ class FixedNodes(RendezvousHandler):
             self._ranks = listening_store(self._nodes.host)
             self._control.set(self._key("port"), str(self._ranks.port))
         self._await(self._key("port"))
-        store_info = RendezvousStoreInfo(self._nodes.host, self._port())
+        port = int(self._reach(lambda: self._control.get(self._key("port"))))
+        store_info = RendezvousStoreInfo(self._nodes.host, port)
         os.environ[ROUND] = str(self._round - 1)
         shared = PrefixStore(self._key("torchrun"), self._control)
         return RendezvousInfo(shared, self._nodes.node, self._nodes.total, store_info)
@@ -130,12 +130,6 @@ class FixedNodes(RendezvousHandler):
             if time.monotonic() > deadline:
                 raise RendezvousTimeoutError(f"{key} is missing after {_PATIENCE} seconds")
             time.sleep(_PAUSE)
-
-    def _port(self) -> int:
-        text = self._reach(lambda: self._control.get(self._key("port")))
-        if not text.isdigit() or not 0 < int(text[:6]) < 2**16:
-            raise RendezvousStateError(f"the ranks' port is {text[:20]!r}")
-        return int(text)
 
     @staticmethod
     def _reach(request: Callable[[], T]) -> T:

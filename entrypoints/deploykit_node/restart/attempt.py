@@ -59,7 +59,7 @@ class Attempt:
         self._heartbeat: Listener | None = None
         self.cap: cap.Cap | None = None
         """When this attempt has used up the job's cost cap; None without one."""
-        self._capped = False
+        self._capped, self._capped_file = False, self._records / f"capped-{self._number}"
         flag = self._decision(self._number)
         self._ended = gathering.gathering(env, "ended", here, flag) if self._limits else None
         self._recorded: NodeExit | None = None
@@ -136,10 +136,6 @@ class Attempt:
         self._capped = True
         if self._limits:
             records.write_text(self._capped_file, "")
-
-    @property
-    def _capped_file(self) -> Path:
-        return self._records / f"capped-{self._number}"
 
     @property
     def stop_signal(self) -> int | None:
@@ -222,7 +218,8 @@ class Attempt:
                 reason = f"node {lost[0]} no longer responds, and {end.reason}"
                 return NODE_FAILURE, end._replace(reason=reason)
             return ERROR, end
-        if job.timed_out or (self._noticed and job.left <= self._notice + _EARLY):
+        notice = float(self._env.get("DEPLOYKIT_NOTICE") or 0)  # seconds before the time limit
+        if job.timed_out or (self._noticed and job.left <= notice + _EARLY):
             return TIME_LIMIT, end
         if job.preempted:
             return PREEMPTION, end
@@ -251,11 +248,6 @@ class Attempt:
     @property
     def _noticed(self) -> bool:
         return signal.SIGUSR2 in self._received
-
-    @property
-    def _notice(self) -> float:
-        """Seconds between Slurm's notice and the time limit."""
-        return float(self._env.get("DEPLOYKIT_NOTICE") or 0)
 
     def _objection(self, why: str, end: NodeExit) -> str | None:
         """Why the job must not be restarted; None if it may be."""

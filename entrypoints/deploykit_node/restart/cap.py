@@ -90,13 +90,8 @@ def _cap(text: str, left: float, record: Path | None) -> Cap:
 def _billed(folder: Path, attempt: int) -> float:
     """Seconds that an earlier attempt has run, as its first node has kept them."""
     path = folder / f"billed-{attempt}.json"
-    began = (records.read(path) or {}).get("began")
-    if not isinstance(began, (int, float)):
-        return 0.0
-    try:
-        return max(0.0, path.stat().st_mtime - began + KEEP)
-    except OSError:
-        return 0.0
+    record = records.read(path)
+    return max(0.0, path.stat().st_mtime - record["began"] + KEEP) if record else 0.0
 
 
 def _began(env: Environ, now: float, node: int) -> float:
