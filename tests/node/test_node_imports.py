@@ -63,7 +63,7 @@ def test_no_file_imports_itself_through_others():
 
 def test_modules_of_the_user_neither_hide_ours_nor_are_hidden(bundle, as_rank):
     """The user's folder, also on PYTHONPATH, has modules with the names of ours."""
-    names = ["cluster", "command", "log", "network", "node", "private", "rank", "records"]
+    names = ["cluster", "command", "log", "network", "node", "rank", "records"]
     names += ["relay", "signals", "launch"]
     for name in names:
         bundle.write(f"{name}.py", "MINE = True\n")

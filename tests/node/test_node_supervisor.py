@@ -13,27 +13,9 @@ from pathlib import Path
 import pytest
 
 from deploykit_node import signals, supervisor
+from tests.node.conftest import HOSTILE
 
 pytestmark = pytest.mark.torch
-
-HOSTILE = [
-    "--flag",
-    "positional",
-    "--twice=1",
-    "--twice=2",
-    "a b",
-    "",
-    "it's",
-    '"quoted"',
-    "-x",
-    "--",
-    "--n",
-    "--nnodes=7",
-    "été ✓ 日本",
-    "new\nline",
-    "$(id) `id` \\ * {{ }} #SBATCH",
-    "-m",
-]
 
 DUMP = """\
     import json, os, sys
