@@ -206,41 +206,47 @@ def relay(folder: Path, tree: Path, size: int) -> Iterator[Figure]:
     line = "step {n} | loss 0.1234 | tokens/s 123456 | lr 0.0001"
     program.write_text(f"for n in range({size}):\n    print(f'{line}')\n")
     home, buffered = folder / "home", ["env", "PYTHONUNBUFFERED="]
-    relayed = [*buffered, *_rank(folder, tree, 0, 1), program]
+    relayed = [*buffered, *_rank(tree), program]
     yield Figure("relay, lines", size, cost(relayed, tree, home))
     plain = [*buffered, sys.executable, program]
     yield Figure("  yardstick: into the file", size, cost(plain, tree, home))
 
 
 def relays(folder: Path, tree: Path, size: int) -> Iterator[Figure]:
-    """The memory of the relays of so many ranks on a node, each shared page once."""
+    """The memory of a node's launcher and of the process above each of its ranks.
+
+    Each shared page counts once.
+    """
     program, begin = folder / "sleeps.py", time.monotonic()
     program.write_text("import time\nprint('started', flush=True)\ntime.sleep(3600)\n")
-    started = [
-        subprocess.Popen(
-            [str(word) for word in (*_rank(folder, tree, rank, size), program)],
-            stdout=subprocess.PIPE,
-        )
-        for rank in range(size)
-    ]
-    for process in started:
-        assert process.stdout is not None  # noqa: S101 - for type checkers
-        process.stdout.readline()
-    memory = sum(_proportional_kib(process.pid) for process in started) / 1000
-    for process in started:
-        process.terminate()
-        process.communicate()
+    words = ["torchrun", "--nnodes=1", f"--nproc-per-node={size}", "--max-restarts=2", "--"]
+    launch = [sys.executable, tree / "entrypoints/launch.py", *words, program]
+    node = subprocess.Popen(list(map(str, launch)), stdout=subprocess.PIPE)
+    assert node.stdout is not None  # noqa: S101 - for type checkers
+    for _ in range(size):
+        node.stdout.readline()
+    memory = sum(_proportional_kib(pid) for pid in [node.pid, *_ranks(node.pid)]) / 1000
+    node.terminate()
+    node.communicate()
     yield Figure("relays of a node", size, Cost(time.monotonic() - begin, 0, memory))
 
 
-def _rank(folder: Path, tree: Path, rank: int, count: int) -> list[str | Path]:
-    """The words with which torchrun starts a rank, without those of its program."""
-    ranks = folder / "ranks"
-    ranks.mkdir(exist_ok=True)
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
-    env = {**numbers, "DEPLOYKIT_RANK_DIR": ranks, "DEPLOYKIT_ROUND": 0}
+def _ranks(pid: int) -> Iterator[int]:
+    """The processes above the ranks of a node, by that of its launcher."""
+    for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+        words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+        if b"--torchrun" in words:
+            yield from _ranks(child)
+        elif b"--rank" in words:
+            yield child
+
+
+def _rank(tree: Path) -> list[str | Path]:
+    """The words that start a rank below another launcher, without those of its program."""
+    numbers = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
+    env = {**numbers, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
     variables = [f"{name}={value}" for name, value in env.items()]
-    return ["env", *variables, sys.executable, tree / "entrypoints/launch.py", "--rank", "--"]
+    return ["env", *variables, sys.executable, tree / "entrypoints/launch.py", "--"]
 
 
 def _proportional_kib(pid: int) -> int:

@@ -29,12 +29,13 @@ from unittest import mock
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "entrypoints"))
 
-from deploykit_node import exit_records, gathering
+from deploykit_node import records
 from deploykit_node.cluster import Cluster
-from deploykit_node.exit_records import STOPPED, NodeExit
+from deploykit_node.network import gathering
 from deploykit_node.preflight import findings, wire
 from deploykit_node.preflight.messages import Seal
 from deploykit_node.preflight.peers import Peers
+from deploykit_node.records import STOPPED, NodeExit
 
 _TICK = 0.2
 _SPREAD = 5.0
@@ -84,16 +85,16 @@ sys.addaudithook(_folder.audit)
 def _node(env: dict[str, str], here: Cluster, ended: float, known: list[float]) -> Node:
     """One node after a signal: its ranks end, then those of all; records; the decision."""
     yield ended
-    all_ended = exit_records.gathering(env, "ranks_ended", here)
+    all_ended = gathering.gathering(env, "ranks_ended", here)
     decision = Path(env["DEPLOYKIT_RUN_DIR"], "exit_records", "decision-0")
-    done = exit_records.gathering(env, "ended", here, decision)
+    done = gathering.gathering(env, "ended", here, decision)
     assert all_ended is not None  # noqa: S101 - there is a run folder
     assert done is not None  # noqa: S101 - as above
     all_ended.arrive()
     while not all_ended.complete():
         yield _TICK
     known.append(_folder.now)
-    exit_records.record_node(env, here.node, NodeExit(STOPPED, "stopped", 0))
+    records.record_node(env, here.node, NodeExit(STOPPED, "stopped", 0))
     done.arrive()
     while not done.complete():
         yield _TICK

@@ -49,7 +49,7 @@ from deploykit.sweep.model import Sweep
 HERE = Path(__file__).resolve().parent
 BUILT_IN = ("local", "slurm", "sagemaker")
 sys.path.insert(0, str(HERE.parent / "entrypoints"))
-from deploykit_node import cluster, exit_records, nccl_env, records, supervisor  # noqa: E402
+from deploykit_node import cluster, nccl, records, supervisor  # noqa: E402
 
 JSON_TYPES = {
     bool: "true or false",
@@ -340,7 +340,7 @@ def node() -> str:
             if variables
         ),
         grace=f"{supervisor.GRACE:g}",
-        stopped=exit_records.STOPPED,
+        stopped=records.STOPPED,
         argument=request.ARGUMENT,
     )
     return page(
@@ -378,16 +378,16 @@ def exit_record_fields() -> Iterator[list[str]]:
 
 def set_for_nccl() -> Iterator[list[str]]:
     """The settings of a node, by what makes them due."""
-    gpus, debug = {"DEPLOYKIT_RUN_DIR": "RUN"}, {"DEPLOYKIT_RUN_DIR": "RUN", nccl_env.VARIABLE: "1"}
-    here = nccl_env.Machine(gpus=True, efa=False, torch=(2, 9))
+    gpus, debug = {"DEPLOYKIT_RUN_DIR": "RUN"}, {"DEPLOYKIT_RUN_DIR": "RUN", nccl.VARIABLE: "1"}
+    here = nccl.Machine(gpus=True, efa=False, torch=(2, 9))
     machines = {
         "there are GPUs": (here, gpus),
-        "there is EFA": (nccl_env.Machine(gpus=False, efa=True, torch=(2, 9)), gpus),
+        "there is EFA": (nccl.Machine(gpus=False, efa=True, torch=(2, 9)), gpus),
         "`debug`": (here, debug),
     }
     seen = set()
     for where, (machine, env) in machines.items():
-        for setting in nccl_env.choose(machine, env, {}):
+        for setting in nccl.choose(machine, env, {}):
             if setting not in seen:
                 yield [f"`{setting.name}`", f"`{setting.value}`", setting.why, where]
             seen.add(setting)

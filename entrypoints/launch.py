@@ -4,17 +4,14 @@
     python .deploykit/launch.py torchrun --nnodes=2 --nproc-per-node=2 -- -m package.module ARGS...
 
 Without a launcher above, this process is the node's (`deploykit_node.node`). Below one
-(SageMaker's toolkit, mpirun) it is a rank (`deploykit_node.foreign_rank`, and `deploykit_node.rank`
-below our own torchrun). One file has to decide, because SageMaker's toolkit takes one file name and
-starts it once per node or once per rank.
+(SageMaker's toolkit, mpirun) it is a rank. One file has to decide, because
+SageMaker's toolkit takes one file name and starts it once per node or once per rank.
 
 The node plane starts its other programs through this file too, so that none of its module names is
 at the top of `sys.path`, where it could hide another module:
 
     launch.py --emulated-nodes --nodes=N --time-limit=SECONDS torchrun ...
     launch.py --torchrun TORCHRUN_OPTIONS... launch.py --rank -- PROGRAM ARGS...
-    launch.py --relay PROCESS_ID OUTPUT ERRORS TORCHRUN
-    launch.py --store DESCRIPTOR LAUNCHER_PID
     launch.py --preflight-ranks SOCKET
     launch.py --keep-outputs NODE
     launch.py --dump-stacks RUN_FOLDER FOLDER [--native] [--py-spy PATH]
@@ -38,22 +35,14 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str], environ: dict[str, str]) -> None:
     """Run the program that the first argument, or else the environment, selects."""
     program, *rest = argv or ("",)
-    if program == "--relay":
-        from deploykit_node import rank_relay
-
-        rank_relay.main(rest, environ)
-    elif program == "--emulated-nodes":
+    if program == "--emulated-nodes":
         from deploykit_node import emulated_nodes
 
         sys.exit(emulated_nodes.main(rest))
-    if program == "--torchrun":
+    elif program == "--torchrun":
         from deploykit_node.network import elastic
 
         elastic.main(rest)
-    elif program == "--store":
-        from deploykit_node.network import elastic
-
-        elastic.serve(int(rest[0]), int(rest[1]))
     elif program == "--preflight-ranks":
         from deploykit_node.preflight import group_member
 
@@ -84,14 +73,11 @@ def _launch(argv: Sequence[str], environ: dict[str, str]) -> None:
             from deploykit_node import rank
 
             rank.run(argv[1:], environ)
-        elif cluster.rank(environ) is not None:
-            from deploykit_node import foreign_rank
-
-            foreign_rank.run(argv, environ)
         else:
             from deploykit_node import node
 
-            node.run(argv, environ)
+            below_launcher = cluster.rank(environ) is not None
+            (node.run_rank if below_launcher else node.run)(argv, environ)
     except cluster.LaunchError as error:
         log.say(cluster.node_number(environ), f"error: {error}")
         sys.exit(error.exit_code)

@@ -2,7 +2,7 @@
 
 A cap is checked before the job is sent and kept by its launcher, which cannot ask for prices: it
 gets the seconds that the cap pays for, and watches its own clock
-(``entrypoints/deploykit_node/cap.py``).
+(``entrypoints/deploykit_node/restart/cap.py``).
 """
 
 from __future__ import annotations

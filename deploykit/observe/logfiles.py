@@ -68,7 +68,7 @@ def parse(text: str, node: int | None, task: int | None = None) -> LogLine:
     if match is None:
         return LogLine(text, node, task=task)
     when, kind, number, rest = match.groups()
-    bar = rest.startswith("\r") and len(rest) > 1  # entrypoints/deploykit_node/progress.py
+    bar = rest.startswith("\r") and len(rest) > 1  # entrypoints/deploykit_node/relay.py
     rank = int(number) if kind == "rank" else None
     return LogLine(rest[bar:], node, rank, _moment(when), task, bar)
 

@@ -16,14 +16,6 @@ PIECE = "deploykit_argv_"
 
 
 @dataclass(frozen=True)
-class _Size:
-    """The size of the job as torchrun's options state it; empty if they do not."""
-
-    nnodes: str
-    nproc_per_node: str
-
-
-@dataclass(frozen=True)
 class Command:
     """The command in two parts. `options` is empty below our own torchrun.
 
@@ -50,11 +42,11 @@ class Command:
     @property
     def elastic(self) -> bool:
         """Whether the number of nodes may change while the job runs."""
-        return ":" in self._size().nnodes
+        return ":" in self._size()[0]
 
     def nodes(self) -> tuple[int, int]:
         """The fewest and the most nodes. Raises BadCommand if these are no numbers."""
-        text = self._size().nnodes or "1"
+        text = self._size()[0] or "1"
         low, _, high = text.partition(":")
         if not (low.isdecimal() and (high or low).isdecimal()):
             raise BadCommand(f"--nnodes={text} is not a number of nodes. {USAGE}")
@@ -70,8 +62,7 @@ class Command:
 
         Raises BadEnvironment if it has not.
         """
-        size = self._size()
-        nodes, processes = size.nnodes, size.nproc_per_node
+        nodes, processes = self._size()
         if not (nodes.isdecimal() and processes.isdecimal()):  # 1:4, gpu, or not given
             return
         if int(nodes) * int(processes) != rank.world_size:
@@ -84,15 +75,16 @@ class Command:
 
     def processes(self) -> int:
         """Ranks on each node; 1, torchrun's default, if the command gives no number."""
-        text = self._size().nproc_per_node
+        _, text = self._size()
         return int(text) if text.isdecimal() else 1
 
-    def _size(self) -> _Size:
+    def _size(self) -> tuple[str, str]:
+        """The nodes and the processes of each as torchrun's options state them; empty if not."""
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         parser.add_argument("--nnodes", default="")
         parser.add_argument("--nproc-per-node", "--nproc_per_node", default="")
         values = parser.parse_known_args(self.options)[0]
-        return _Size(values.nnodes, values.nproc_per_node)
+        return values.nnodes, values.nproc_per_node
 
 
 def read(argv: Sequence[str], env: Environ) -> Command:

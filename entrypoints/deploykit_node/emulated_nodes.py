@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from deploykit_node import LAUNCH, exit_records, private, signals
+from deploykit_node import LAUNCH, records, signals
 from deploykit_node.observe import processes
 
 TIMED_OUT = 124
@@ -133,7 +133,7 @@ class _Nodes:
         if after:
             argv = ["sh", "-c", f'sleep {after}; exec "$@"', "sh", *argv]
         path = self._folder / "logs" / f"node-{node}.log"
-        with open(path, "ab", opener=private.opener) as log:
+        with open(path, "ab", opener=records.private) as log:
             environ = {**os.environ, **variables} if count > 1 else None
             process = subprocess.Popen(argv, env=environ, stdout=log, stderr=log)
         self._running[process.pid], self._node[process.pid] = process, node
@@ -151,7 +151,7 @@ class _Nodes:
                 self._start(self._node[pid], after=_AWAY)
                 continue
             self._code = self._code or code
-            if code not in (0, exit_records.STOPPED):  # after 75 the others may still be saving
+            if code not in (0, records.STOPPED):  # after 75 the others may still be saving
                 self._forward(signal.SIGTERM, None)
         return self._code
 
@@ -172,6 +172,6 @@ class _Nodes:
                 os.kill(pid, number)
 
     def _time_out(self, _number: int, _frame: FrameType | None) -> None:
-        private.write(self._folder / "timed-out", "")
+        records.write_text(self._folder / "timed-out", "")
         self._code = TIMED_OUT
         self._forward(signal.SIGTERM, None)

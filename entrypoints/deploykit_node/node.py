@@ -1,34 +1,31 @@
 """One node of the job: join the other nodes, prepare the environment, run torchrun.
 
 torchrun starts one rank per process (`deploykit_node.rank`). Whatever happens, the node leaves an
-exit record in the run folder.
+exit record in the run folder. Below another launcher, SageMaker's toolkit or mpirun, this process
+is one rank, and does the same for it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from deploykit_node import (
     LAUNCH,
-    cap,
     cluster,
     command,
     environment,
-    exit_records,
     log,
-    membership,
-    one_rank,
+    nccl,
     outputs,
-    plain,
+    rank,
     records,
     relay,
     signals,
@@ -38,9 +35,10 @@ from deploykit_node import (
 from deploykit_node.cluster import BadEnvironment
 from deploykit_node.command import Command
 from deploykit_node.environment import Environ
-from deploykit_node.exit_records import STOPPED, NodeExit
-from deploykit_node.network import addresses, interfaces, rendezvous
-from deploykit_node.observe import debugger, nsys, stall, usage
+from deploykit_node.network import addresses, gathering, interfaces, rendezvous
+from deploykit_node.observe import debugger, nsys, profile, stall, usage
+from deploykit_node.records import STOPPED, NodeExit
+from deploykit_node.restart import cap, membership
 from deploykit_node.restart.attempt import Attempt
 
 
@@ -70,7 +68,7 @@ def _run_node(argv: Sequence[str], env: Environ) -> int:
     try:
         words = command.read(argv, env)
         elastic = words.elastic
-        exit_records.clear(env, number, ranks=not elastic)
+        records.clear(env, number, ranks=not elastic)
         here = cluster.find(env)
         number = here.node
         attempt = Attempt(env, here)
@@ -86,11 +84,11 @@ def _run_node(argv: Sequence[str], env: Environ) -> int:
         )
         traceback.print_exc()
     if attempt is None:
-        exit_records.record_node(env, number, end)
+        records.record_node(env, number, end)
     else:
         attempt.record(end)
     if elastic:
-        membership.end(env, end.code)
+        membership.end_job(env, end.code)
     return end.code
 
 
@@ -104,9 +102,7 @@ def _run_torchrun(
     nsys.check(env)
     debugger.check(env)
     if words.elastic:
-        from deploykit_node import generations  # few jobs are
-
-        return generations.run(words, env, here, attempt, _run_group)
+        return membership.run(words, env, here, attempt, _run_group)
     return _run_group(words, env, here, attempt)
 
 
@@ -122,7 +118,7 @@ def _run_group(
     `change` returns a signal to end the ranks with where other nodes are to take part.
     """
     meeting = _connect(words, env, here)
-    environment.set_nccl_env(env, dict(env), here.number)
+    nccl.set_variables(env, dict(env), here.number)
     if env.get("DEPLOYKIT_PREFLIGHT") and env.get("DEPLOYKIT_GENERATION", "1") == "1":
         from deploykit_node.preflight import coordinator  # asyncio takes a while to load
 
@@ -134,42 +130,40 @@ def _run_group(
     if change is None:
         attempt.start_heartbeat(meeting.local)
     try:
-        observers = _observers(env, here, ranks)
-        launch = _own_copy(ranks) if len(here.hosts) > 1 else LAUNCH
-        with outputs.around(env, here.number), _starter(words, env, meeting, launch) as start:
-            options = _supervision(env, here, attempt, observers, change)
-            code = supervisor.run(start, env, ranks, options)
+        one = [LAUNCH, "--rank", "--", *words.program]
+        with outputs.around(env, here.number), relay.Relay(env, ranks).copying():
+            options = _supervision(env, here, ranks, attempt, change)
+            if words.plain:
+                plain = {**env, **_plain_variables(meeting)}
+                if meeting.held:
+                    meeting.held.close()  # the program listens there itself
+                code = supervisor.run([sys.executable, *one], plain, ranks, options)
+                code = signals.shell_code(code)
+            else:
+                torchrun = [LAUNCH, "--torchrun", *words.options, *meeting.options()]
+                argv = [sys.executable, *torchrun, *one]
+                code = supervisor.run(argv, env, ranks, options, meeting.held)
         end = _node_exit(code, env, ranks, attempt.stop_signal)
-        return end._replace(ranks=exit_records.codes(ranks))
+        return end._replace(ranks=records.codes(ranks))
     finally:
         shutil.rmtree(ranks, ignore_errors=True)
-
-
-def _observers(
-    env: Environ, here: cluster.Cluster, ranks: Path
-) -> tuple[stall.Watch, usage.Recorder] | None:
-    """The stall rule and the record of what the ranks use, where the run has a folder."""
-    if records.folder(env) is None or sys.platform != "linux":
-        return None
-    watch = stall.Watch(env, here, ranks, partial(log.say, here.number))
-    return watch, usage.Recorder(env, here, ranks)
 
 
 def _supervision(
     env: Environ,
     here: cluster.Cluster,
+    ranks: Path,
     attempt: Attempt,
-    observers: tuple[stall.Watch, usage.Recorder] | None,
     change: Callable[[], int | None] | None,
 ) -> supervisor.Options:
-    """How to supervise torchrun, with those who look at the ranks meanwhile."""
-    say, all_ended = partial(log.say, here.number), exit_records.gathering(env, "ranks_ended", here)
+    """How to supervise torchrun; where the run has a folder, the ranks are looked at meanwhile."""
+    say, all_ended = partial(log.say, here.number), gathering.gathering(env, "ranks_ended", here)
     options = supervisor.Options(
         _grace(env), say, attempt.on_signal, attempt.cap, attempt.on_cap, all_ended
     )
-    if observers is None:
+    if records.folder(env) is None or sys.platform != "linux":
         return options
-    watch, recorder = observers
+    watch, recorder = stall.Watch(env, here, ranks, say), usage.Recorder(env, here, ranks)
 
     def look() -> int | None:
         watch.look()
@@ -180,41 +174,24 @@ def _supervision(
     return replace(options, look=look, look_every=every)
 
 
-def _own_copy(folder: Path) -> str:
-    """A copy of the node plane for torchrun and the ranks of this node.
+def _plain_variables(meeting: rendezvous.Rendezvous) -> dict[str, str]:
+    """What the launcher of a plain program on each node (`launcher: python`) sets.
 
-    Each of these processes would look for a hundred files in the folder that all nodes share.
+    Such a program starts its other processes itself. It finds MASTER_ADDR and a MASTER_PORT that is
+    free, NODE_RANK and NNODES, and nothing of torchrun, whose TORCHELASTIC_USE_AGENT_STORE would
+    make each of its processes a client of a store that nobody serves. For its launcher it is the
+    only rank of its node.
     """
-    package, copy = Path(__file__).parent, folder / "node_plane"
-    try:
-        shutil.copytree(package, copy / package.name)
-        return str(shutil.copy2(LAUNCH, copy))
-    except OSError:  # such as a full disk
-        return LAUNCH
-
-
-@contextlib.contextmanager
-def _starter(
-    words: Command, env: Environ, meeting: rendezvous.Rendezvous, launch: str
-) -> Iterator[supervisor.Start]:
-    """How to start the ranks: with torchrun, or the only one of the job or the node without."""
-    if words.plain:
-        own = plain.variables(meeting.node, meeting.count, meeting.host, meeting.port)
-        release = meeting.held.close if meeting.held else lambda: None
-        yield partial(one_rank.start, words, {**env, **own}, release)
-        return
-    if not one_rank.is_one(words):
-        yield supervisor.torchrun(_torchrun_argv(words, meeting, launch), env, meeting.held)
-        return
-    with contextlib.closing(one_rank.Store()) as store:
-        own = {**env, **store.variables(meeting.name), "DEPLOYKIT_ROUND": "0"}
-        own.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
-        yield partial(one_rank.start, words, own, store.serve)
-
-
-def _torchrun_argv(words: Command, meeting: rendezvous.Rendezvous, launch: str) -> list[str]:
-    torchrun = [sys.executable, launch, "--torchrun", *words.options, *meeting.options()]
-    return [*torchrun, launch, "--rank", "--", *words.program]
+    own = cluster.Rank("python", meeting.node, 0, meeting.count, 1).variables()
+    return {
+        **own,
+        "NODE_RANK": str(meeting.node),
+        "NNODES": str(meeting.count),
+        "MASTER_ADDR": meeting.host,
+        "MASTER_PORT": str(meeting.port),
+        "DEPLOYKIT_ROUND": "0",
+        rank.PLAIN: "1",
+    }
 
 
 def _node_exit(returncode: int, env: Environ, ranks: Path, stop: int | None) -> NodeExit:
@@ -222,27 +199,27 @@ def _node_exit(returncode: int, env: Environ, ranks: Path, stop: int | None) -> 
 
     `stop` is the signal to stop that this node has received, if any.
     """
-    if returncode == 0 or exit_records.all_ended_well(ranks):  # torchrun may have been signalled
-        rank = exit_records.first_stopped(ranks)
+    if returncode == 0 or records.all_ended_well(ranks):  # torchrun may have been signalled
+        rank = records.first_stopped(ranks)
         if rank is None:
             return NodeExit(0, "every rank exited with code 0")
-        return NodeExit(STOPPED, f"rank {rank} {exit_records.how(STOPPED)}", rank)
-    first = exit_records.first_failure(env, ranks)
+        return NodeExit(STOPPED, f"rank {rank} {records.how(STOPPED)}", rank)
+    first = records.first_failure(env, ranks)
     if first is not None:
         by_torchrun = first["exit_code"] == signals.shell_code(-supervisor.TORCHRUN_STOP)
-        if stop is not None and by_torchrun and exit_records.last_round(ranks):
+        if stop is not None and by_torchrun and records.last_round(ranks):
             # torchrun had just restarted the rank that the signal had ended, and then ended it
             first["exit_code"] = signals.shell_code(-stop)
-        reason = exit_records.sentence(first)
+        reason = records.sentence(first)
         return NodeExit(first["exit_code"], reason, first["rank"], first["stopped"])
-    vanished = sorted(exit_records.living(ranks))
+    vanished = sorted(records.living(ranks))
     if vanished and returncode > 0:
         return NodeExit(137, f"rank {vanished[0]} disappeared, as after SIGKILL", vanished[0])
     if stop is not None and not vanished:
         reason = f"{signals.name(stop)} arrived before any rank had started"
         return NodeExit(signals.shell_code(-stop), reason, stopped=True)
     code = signals.shell_code(returncode)
-    return NodeExit(code, f"torchrun {exit_records.how(code)}, and no rank had failed")
+    return NodeExit(code, f"torchrun {records.how(code)}, and no rank had failed")
 
 
 def _connect(words: Command, env: Environ, here: cluster.Cluster) -> rendezvous.Rendezvous:
@@ -300,3 +277,77 @@ def _grace(env: Environ) -> float | None:
         raise BadEnvironment(
             f"DEPLOYKIT_GRACE is {text!r}; it must be a number of seconds."
         ) from None
+
+
+def run_rank(argv: Sequence[str], env: Environ) -> None:
+    """Run the program below another launcher: SageMaker's toolkit or mpirun. Does not return.
+
+    Raises LaunchError if the job cannot run here.
+    """
+    key = source_hash.check(env)
+    words, this_rank = command.read(argv, env), rank.find(env)
+    words.check_world(this_rank)
+    user_settings = environment.prepare(env)
+    nsys.check(env, launcher=this_rank.launcher)
+    _choose_interface(env, this_rank, user_settings)
+    nccl.set_variables(env, _settings_to_keep(env, user_settings), this_rank.rank)
+    _check_master(env, this_rank)
+    if env.get("DEPLOYKIT_PREFLIGHT"):
+        _preflight(env, this_rank, key)
+    machine = this_rank.rank // this_rank.local_world_size
+    with outputs.around(env, machine, this_rank.local_rank):
+        rank.set_variables(env, this_rank)
+        program = profile.environment(env, this_rank.rank)
+        prefix, limit = f"[rank {this_rank.rank}]", cap.begin(env, this_rank.rank)
+        child = relay.run(relay.command(words.program), program, prefix, limit)
+    records.record_rank(env, this_rank, child.returncode, stopped=child.stopped)
+    relay.exit_like(child)
+
+
+def _check_master(env: Environ, this_rank: cluster.Rank) -> None:
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in env]
+    if missing:
+        raise BadEnvironment(
+            f"{this_rank.launcher} started this rank without {' and '.join(missing)}, so the ranks "
+            "cannot meet. Pass them on, as in: mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500"
+        )
+
+
+def _choose_interface(env: Environ, this_rank: cluster.Rank, user_settings: Environ) -> None:
+    """Choose the interface below SageMaker's launchers, which set a constant."""
+    hosts = cluster.sagemaker_hosts(env) if "SM_HOSTS" in env else ()
+    if len(hosts) < 2:  # noqa: PLR2004 - a network has two ends
+        return
+    try:
+        route = interfaces.route_to_any(addresses.address(host) for host in hosts)
+    except BadEnvironment:  # SageMaker's launcher has reached all hosts nevertheless
+        route = None
+    choice = interfaces.choose(route, user_settings)
+    env.update(choice.variables)
+    if this_rank.local_rank == 0:
+        log.say(this_rank.rank // this_rank.local_world_size, choice.why)
+
+
+def _settings_to_keep(env: Environ, user_settings: Environ) -> Environ:
+    """What the user or the site has set, without the defaults of SageMaker's toolkit."""
+    toolkit_defaults = {"NCCL_DEBUG"} if "SM_HOSTS" in env else set()
+    kept = {name: value for name, value in env.items() if name not in toolkit_defaults}
+    return kept | user_settings
+
+
+def _preflight(env: Environ, this_rank: cluster.Rank, key: bytes) -> None:
+    """Test the network below SageMaker's launchers: one rank per node tests for all of them.
+
+    The others wait where the ranks meet. `key` is the secret that the nodes share.
+    """
+    if "SM_HOSTS" not in env or this_rank.local_rank:
+        return
+    here = cluster.find(env)
+    if len(here.hosts) * this_rank.local_world_size != this_rank.world_size:
+        return  # only one instance group trains
+    route = interfaces.route_to_any(addresses.peer_addresses(here)) if here.peer else None
+    local, port = route.source if route else "", int(env["MASTER_PORT"]) + 1
+    meeting = rendezvous.below_launcher(env, here, local, port, key)
+    from deploykit_node.preflight import coordinator  # asyncio takes a while to load
+
+    coordinator.run(here, meeting, env, this_rank.local_world_size)

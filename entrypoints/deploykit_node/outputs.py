@@ -1,33 +1,40 @@
-"""Files of the working folder that the job file names in `outputs`: collected, and brought back.
+"""What the program writes: found, recorded, and, where the job file names it, brought back.
 
-They are copied into the output folder when the program has ended, in whatever way, and kept in
-``working_folder/`` of the checkpoint folder. From there they come back into the working folder of
-another attempt, or of another run with the same checkpoints. Machines without a common folder, as
-on SageMaker, each collect their own, those after the first in a folder ``node-N``; there the kept
-files are also refreshed while the program runs, because no signal announces the end.
+A script that knows nothing of deploykit saves into its working folder, the unpacked source. Here
+its files are told from those that came with the source, for the exit record ``written.json``, which
+`deploykit status` and `wait` show.
+
+Those that `outputs` of the job file names are copied into the output folder when the program has
+ended, in whatever way, and kept in ``working_folder/`` of the checkpoint folder. From there they
+come back into the working folder of another attempt, or of another run with the same checkpoints.
+Machines without a common folder, as on SageMaker, each collect their own, those after the first in
+a folder ``node-N``; there the kept files are also refreshed while the program runs, because no
+signal announces the end.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
-from deploykit_node import LAUNCH, log, private, signals, written
+from deploykit_node import LAUNCH, log, records, signals
 from deploykit_node.cluster import Environ
-from deploykit_node.written import KEPT, PART, File
+from deploykit_node.records import FilesRecord, WrittenRecord
 
 VARIABLE = "DEPLOYKIT_OUTPUTS"
 """The patterns, as a JSON list."""
@@ -35,13 +42,34 @@ EVERY = "DEPLOYKIT_COLLECT_SECONDS"
 """Seconds between two looks while the program runs."""
 
 _EVERY = 30.0
-_LOCK = ".deploykit/files.json"
+_LISTING = ".deploykit/files.json"
+"""The list of the bundle's files, with mode and size (`deploykit/bundle/archive.py`)."""
 _CODE = (".py", ".pyc", ".so", ".pth")
-"""What Python would import is never brought back: others may write to the checkpoint folder."""
+"""What Python would import is never brought back: others may write to the bucket."""
 _OTHERS = re.compile(r"node-[0-9]+/")
 """What the first machine finds below its own files: those of the others."""
 _ZIP = b"PK\3\4"
 """The first bytes of a zip archive, the format of `torch.save`."""
+_CLUTTER = frozenset({".deploykit", "__pycache__"})
+"""Folders of the launcher and of Python, which are no results."""
+_MOST_FILES = 100_000
+"""Files of a folder that are counted."""
+_LARGEST = 10
+"""Files that are recorded by name."""
+_LOGGED = 5
+"""Files that a line of the log names."""
+PART = ".deploykit-part"
+"""Ending of a file that is being copied."""
+KEPT = "working_folder"
+"""The folder of the checkpoints that keeps the files that `outputs` names."""
+
+
+class File(NamedTuple):
+    """A regular file: its path below a folder, its size in bytes and its time in nanoseconds."""
+
+    path: str
+    size: int
+    modified: int
 
 
 class Outputs:
@@ -63,7 +91,7 @@ class Outputs:
             files = self._found()
             copied = [file for file in files if self._collect(file)]
         if copied:
-            self._say(f"outputs collected: {written.named(copied)}")
+            self._say(f"outputs collected: {_named(copied)}")
         elif self.patterns and not files:
             self._say(f"outputs: the program wrote no file that matches {self.patterns}")
 
@@ -83,7 +111,7 @@ class Outputs:
             folders = dict.fromkeys([self._kept, self._all_kept])
             restored = [file for folder in folders for file in self._restore(folder)]
         if restored:
-            self._say(f"outputs brought back: {written.named(restored)}")
+            self._say(f"outputs brought back: {_named(restored)}")
 
     def keep_stable(self, before: Mapping[str, File]) -> dict[str, File]:
         """Keep the files that have not changed since `before`; returns all as they are now."""
@@ -98,15 +126,15 @@ class Outputs:
         """Record, or else log, what the program has written."""
         if self._shared:
             with contextlib.suppress(OSError):  # the run is over, with or without this record
-                written.record(self._env, self._folder, self.patterns)
+                record_written(self._env, self._folder, self.patterns)
         else:
-            written.say(self._env, self._folder, self._node, named=bool(self.patterns))
+            say_written(self._env, self._folder, self._node, named=bool(self.patterns))
 
     def _found(self) -> list[File]:
         """The new and changed files that match."""
         if not self.patterns:
             return []
-        return [file for file in written.new(self._folder, self._env) if self._matches(file)]
+        return [file for file in new_files(self._folder, self._env) if self._matches(file)]
 
     def _matches(self, file: File) -> bool:
         parts = file.path.split("/")
@@ -127,7 +155,7 @@ class Outputs:
         )
 
     def _restore(self, folder: Path) -> Iterator[File]:
-        for file in written.files(folder) if self.patterns else ():
+        for file in files(folder) if self.patterns else ():
             if self._is_wanted(file) and self._copy(
                 folder / file.path, self._folder / file.path, file
             ):
@@ -136,18 +164,15 @@ class Outputs:
     def _is_wanted(self, file: File) -> bool:
         """Whether a kept file is to be brought back."""
         foreign = not self._shared and _OTHERS.match(file.path)
-        if foreign or file.path.endswith(_CODE) or not self._matches(file):
+        if foreign or file.path.endswith(_CODE):
             return False
         target = self._folder / file.path
-        below = [target, *target.parents][: file.path.count("/") + 1]
-        if any(path.is_symlink() for path in below):  # it may lead out of the working folder
-            return False
-        return not target.exists() or is_cut_off(target)
+        return self._matches(file) and (not target.exists() or is_cut_off(target))
 
     def _copy(self, source: Path, target: Path, file: File) -> bool:
         """Copy a file unless the copy is there. Returns whether it was copied; says what failed."""
         try:
-            return _same(target, file) is False and _copied(source, target)
+            return not _same(target, file) and _copied(source, target)
         except OSError as error:
             self._say(f"outputs: {file.path!a} cannot be copied to {target.parent}: {error}")
             return False
@@ -158,7 +183,7 @@ class Outputs:
         with contextlib.ExitStack() as stack:
             if not self._shared:
                 with contextlib.suppress(OSError):
-                    file: IO[bytes] = stack.enter_context((self._folder / _LOCK).open("rb"))
+                    file: IO[bytes] = stack.enter_context((self._folder / _LISTING).open("rb"))
                     fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -242,13 +267,11 @@ def _same(target: Path, file: File) -> bool:
 
 def _copied(source: Path, target: Path) -> bool:
     """Copy a file with its time, complete or not at all; False if it changed meanwhile."""
-    private.folder(target.parent)
+    records.make_folder(target.parent)
     part = target.with_name(f".{target.name}{PART}")
-    with open(source, "rb", opener=_without_links) as read:
-        before = os.fstat(read.fileno())
-        with open(part, "wb", opener=_without_links) as write:
-            shutil.copyfileobj(read, write, 1 << 20)
-        after = os.fstat(read.fileno())
+    before = source.stat()
+    shutil.copyfile(source, part)
+    after = source.stat()
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         part.unlink()
         return False
@@ -261,7 +284,7 @@ def _link(source: Path, target: Path) -> bool:
     """Give a copy a second name, where both are on one disk."""
     part = target.with_name(f".{target.name}{PART}")
     try:
-        private.folder(target.parent)
+        records.make_folder(target.parent)
         part.unlink(missing_ok=True)
         os.link(source, part)
         part.replace(target)
@@ -270,5 +293,107 @@ def _link(source: Path, target: Path) -> bool:
     return True
 
 
-def _without_links(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+def files(folder: Path) -> Iterator[File]:
+    """Every regular file below `folder`. Follows no link; skips what cannot be read."""
+    for root, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in _CLUTTER)
+        for path in (Path(root, name) for name in sorted(names) if not name.endswith(PART)):
+            with contextlib.suppress(OSError):
+                info = path.lstat()
+                if stat.S_ISREG(info.st_mode):
+                    below = path.relative_to(folder).as_posix()
+                    yield File(below, info.st_size, info.st_mtime_ns)
+
+
+def new_files(folder: Path, env: Environ) -> Iterator[File]:
+    """The files of the working folder that did not come with the source, or have changed since."""
+    listing = folder / _LISTING
+    try:
+        came = dict(json.loads(listing.read_bytes()))
+        began = _began(env) or listing.stat().st_mtime_ns
+    except (OSError, ValueError, TypeError):
+        came, began = {}, 0
+    for file in files(folder):
+        known = came.get(file.path)
+        same_size = isinstance(known, list) and known[-1:] == [file.size]
+        if not (same_size and file.modified <= began):
+            yield file
+
+
+def record_written(env: Environ, folder: Path, patterns: list[str]) -> None:
+    """Leave the record of what was written, if the run has a folder for it."""
+    own = records.folder(env)
+    if own is None:
+        return
+    output = Path(env.get("DEPLOYKIT_OUTPUT_DIR", ""))
+    checkpoints = Path(env.get("DEPLOYKIT_CHECKPOINT_DIR", ""))
+    content: WrittenRecord = {
+        "attempt": records.attempt(env),
+        "working_folder": _summary(folder, new_files(folder, env)),
+        "output": _summary(output, _of_run(output, env)),
+        "checkpoints": _summary(checkpoints, _checkpoints(checkpoints, output, env)),
+        "outputs": patterns,
+    }
+    records.write(own / "written.json", content)
+
+
+def _of_run(folder: Path, env: Environ) -> Iterator[File]:
+    """The files that were written since the run began; others may have written there before."""
+    began = _began(env) or 0
+    return (file for file in files(folder) if file.modified >= began)
+
+
+def _checkpoints(folder: Path, output: Path, env: Environ) -> Iterator[File]:
+    """The run's files in the checkpoint folder, without those that are listed elsewhere."""
+    if not folder.is_relative_to(output):
+        yield from (file for file in _of_run(folder, env) if not file.path.startswith(f"{KEPT}/"))
+
+
+def say_written(env: Environ, folder: Path, node: int, *, named: bool) -> None:
+    """Log what was written into a working folder that is lost when the container ends."""
+    listed = _summary(folder, new_files(folder, env)) if env.get("DEPLOYKIT_RUN") else None
+    if listed and listed["count"]:
+        hint = "" if named else "; to keep them, name them in `outputs` of the job file"
+        log.say(node, f"written in the working folder: {_text(listed)}{hint}")
+
+
+def _named(listed: Iterable[File]) -> str:
+    """``2 files, 1.5 MB: a.pt (1.4 MB), b.log (20 B)``."""
+    return _text(_summary(Path(), listed))
+
+
+def readable(size: float) -> str:
+    """A number of bytes as text, in powers of 1000."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:  # noqa: PLR2004 - the step between two units
+            return f"{size:.1f} {unit}".replace(".0 ", " ")
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+def _began(env: Environ) -> int | None:
+    """When the run started for the first time, by the clock of the run folder's disk."""
+    run = env.get("DEPLOYKIT_RUN_DIR")
+    try:
+        return Path(run, "claim").lstat().st_mtime_ns if run else None
+    except OSError:
+        return None
+
+
+def _summary(folder: Path, listed: Iterable[File]) -> FilesRecord:
+    counted = list(itertools.islice(listed, _MOST_FILES))
+    largest = sorted(counted, key=lambda file: (-file.size, file.path))[:_LARGEST]
+    return {
+        "folder": str(folder),
+        "count": len(counted),
+        "bytes": sum(file.size for file in counted),
+        "largest": [(file.path, file.size) for file in largest],
+    }
+
+
+def _text(listed: FilesRecord) -> str:
+    count = listed["count"]
+    shown = [f"{ascii(path)[1:-1]} ({readable(size)})" for path, size in listed["largest"]]
+    more = ", ..." if count > _LOGGED else ""
+    total = f"{count} file{'' if count == 1 else 's'}, {readable(listed['bytes'])}"
+    return f"{total}: {', '.join(shown[:_LOGGED])}{more}"

@@ -1,30 +1,29 @@
-"""One rank of the job: start the user's program below our own torchrun, and record its exit.
+"""One rank of the job below our own torchrun: start the user's program, and record its exit.
 
-While the program runs, `rank_relay` stays beside it, in the same process.
+The node is prepared, and its launcher relays the output.
 """
 
 from __future__ import annotations
 
-import os
-import sys
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from deploykit_node import LAUNCH, cap, cluster, command, exit_records, plain, relay
+from deploykit_node import cluster, command, records, relay
 from deploykit_node.cluster import BadEnvironment
-from deploykit_node.exit_records import STOPPED
+from deploykit_node.environment import Environ
 from deploykit_node.observe import debugger, faults, processes, profile
+from deploykit_node.records import STOPPED
 
-if TYPE_CHECKING:
-    from deploykit_node.environment import Environ
+PLAIN = "DEPLOYKITPLAIN"
+"""Variable that marks a plain program, of whose environment `_OF_TORCHRUN` is taken out."""
+_OF_TORCHRUN = re.compile(
+    f"{PLAIN}|TORCHELASTIC_|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)$|ROLE_NAME$"
+)
 
 
 def run(argv: Sequence[str], env: Environ) -> None:
-    """Run the program below our own torchrun, whose node is prepared. Does not return.
-
-    This process becomes the relay of the program, and its last act is `end`.
-    """
+    """Run the program below our own torchrun, whose node is prepared. Does not return."""
     words, this_rank = command.read(argv, env), find(env)
     if profile.by_nsys(env):
         from deploykit_node.observe import nsys  # few jobs ask for it
@@ -32,27 +31,21 @@ def run(argv: Sequence[str], env: Environ) -> None:
         nsys.around(words.program, env, this_rank)
     folder = env.pop("DEPLOYKIT_RANK_DIR")
     env["TORCHELASTIC_RESTART_COUNT"] = env.pop("DEPLOYKIT_ROUND")
-    exit_records.register(env, Path(folder), this_rank.rank)
-    _set_variables(env, this_rank)
+    records.register(env, Path(folder), this_rank.rank)
+    set_variables(env, this_rank)
     hooked, stacks = faults.environment(env, Path(folder), this_rank.rank)
     hooked = profile.environment(hooked, this_rank.rank)
     hooked = debugger.environment(hooked, this_rank.rank)
-    child = relay.start(relay.command(words.program), plain.environment(hooked))
-    processes.register(env, this_rank, child.pid, stacks=stacks)
-    os.set_inheritable(child.output, True)
-    os.set_inheritable(child.errors, True)
-    numbers = map(str, (child.pid, child.output, child.errors, child.torchrun))
-    small = [sys.executable, "-S", LAUNCH, "--relay", *numbers]
-    os.execve(small[0], small, {**env, "DEPLOYKIT_RANK_DIR": folder})
-
-
-def end(child: relay.ChildExit, env: Environ) -> None:
-    """Record how the program of a rank ended, and end this process in the same way."""
-    exit_records.record_rank(env, find(env), child.returncode, stopped=child.stopped)
-    if child.returncode == STOPPED:
+    process = relay.start(relay.command(words.program), _without_torchrun(hooked))
+    processes.register(env, this_rank, process.pid, stacks=stacks)
+    relay.hand_over(process, Path(folder), this_rank.rank)
+    end = relay.attend(process)
+    env["DEPLOYKIT_RANK_DIR"] = folder
+    records.record_rank(env, this_rank, end.returncode, stopped=end.stopped)
+    if end.returncode == STOPPED:
         # a non-zero code would make torchrun stop ranks that are still saving, or restart them
-        child = relay.ChildExit(0, stopped=child.stopped)
-    relay.exit_like(child)
+        end = end._replace(returncode=0)
+    relay.exit_like(end)
 
 
 def find(env: Environ) -> cluster.Rank:
@@ -63,16 +56,15 @@ def find(env: Environ) -> cluster.Rank:
     return this_rank
 
 
-def run_program(
-    words: command.Command, env: Environ, this_rank: cluster.Rank, limit: cap.Cap | None
-) -> relay.ChildExit:
-    """Run the program below another launcher; with a `limit` it is stopped at its cost cap."""
-    _set_variables(env, this_rank)
-    program = profile.environment(env, this_rank.rank)
-    return relay.run(relay.command(words.program), program, f"[rank {this_rank.rank}]", limit)
-
-
-def _set_variables(env: Environ, this_rank: cluster.Rank) -> None:
+def set_variables(env: Environ, this_rank: cluster.Rank) -> None:
+    """Set what the program reads of its rank, under torchrun's names."""
     env.update(this_rank.variables())
-    env["DEPLOYKIT_RESTART_COUNT"] = str(exit_records.restarts(env))
+    env["DEPLOYKIT_RESTART_COUNT"] = str(records.restarts(env))
     env.setdefault("PYTHONUNBUFFERED", "1")
+
+
+def _without_torchrun(env: Environ) -> Environ:
+    """The environment of the program: of a plain one without torchrun's variables."""
+    if PLAIN not in env:
+        return env
+    return {name: value for name, value in env.items() if not _OF_TORCHRUN.match(name)}

@@ -1,27 +1,36 @@
 """Run the user's program as a child process and relay its output line by line.
 
-The relay is transparent: exact arguments, both output streams, signals, and the same exit.
+The relay is transparent: exact arguments, both output streams, signals, and the same exit. One
+thread of the node's launcher copies the output of all ranks of the node. The process of a rank
+starts the program, hands the pipes of its output over, forwards signals, and ends as it ended.
 
-Each rank has one while its program runs (`rank_relay`), so what is imported here at the top takes
-memory of every rank: neither enums nor dataclasses, `typing`, `pathlib` or `subprocess`.
+A progress bar returns to the start of its line, by a carriage return, and overwrites it many times
+a second. Its last state is a line like any other. Of those before, one in `EVERY` seconds goes to
+the log, marked by a carriage return before it; and of rank 0 the current one goes into a small
+file, which `deploykit` shows on a terminal.
 """
 
 from __future__ import annotations
 
-import _thread
+import contextlib
+import fcntl
+import itertools
 import os
+import re
 import select
+import signal
+import socket
 import stat
+import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
-from deploykit_node import log, progress, signals
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from deploykit_node.cap import Cap
+from deploykit_node import log, records, signals
+from deploykit_node.restart.cap import Cap
 
 FORWARDED = (*signals.STOPS, *signals.NOTICES)
 """Signals that the program receives when the relay does."""
@@ -41,44 +50,30 @@ LISTENING = 0.2
 """Seconds between two checks for a handler while a notice waits for the program to install one."""
 SAME = 5.0
 """Seconds within which a signal from the launcher counts as the one that Slurm sent as well."""
+EVERY = 10.0
+"""Seconds between two states of a bar in a log."""
+FRESH = 0.5
+"""Seconds between two states in the file for terminals."""
+LONGEST = 64 * 1024
+"""Bytes of the longest unfinished line that is held back."""
+NAME = "progress"
+"""The file in the run folder."""
+_DONE = b"100%"
+_TRACEBACK = b"Traceback (most recent call last):"
+_UP = re.compile(rb"\x1b\[\d*A\s*$")
+"""Ends the state of a bar that is drawn below another one, as tqdm does with `position`."""
+_INVISIBLE = re.compile(rb"\s|\x1b\[[0-9;]*[A-Za-z]")
+
+_SOCKET = "relay"
+"""Where the relay of a node listens, in the folder of its ranks."""
+_INFINITE = float("inf")
 
 
-class ChildExit:
+class ChildExit(NamedTuple):
     """How the program ended: the code of `subprocess`, and whether a signal asked it to stop."""
 
-    def __init__(self, returncode: int, *, stopped: bool) -> None:
-        self.returncode = returncode
-        self.stopped = stopped
-
-
-class Child:
-    """A program that `start` has started in this process, and the pipes of its output and errors.
-
-    It stays its child if another program replaces this one (`rank_relay`).
-    """
-
-    def __init__(self, pid: int, output: int, errors: int, torchrun: int) -> None:
-        self.pid, self.output, self.errors = pid, output, errors
-        self.torchrun = torchrun
-        """Process id of the torchrun above, which signals the program as well; 0 without one."""
-        self._code: int | None = None
-
-    def poll(self) -> int | None:
-        """The code of `subprocess`; None while it runs."""
-        if self._code is None:
-            self._code = code_of(self.pid)
-        return self._code
-
-    def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-
-def code_of(pid: int) -> int | None:
-    """The code of `subprocess` of a child of this process, which then is gone; None: it runs."""
-    ended, status = os.waitpid(pid, os.WNOHANG)
-    return os.waitstatus_to_exitcode(status) if ended else None
+    returncode: int
+    stopped: bool
 
 
 def command(program: Sequence[str]) -> list[str]:
@@ -91,67 +86,97 @@ def run(
 ) -> ChildExit:
     """Run `argv` to its end, relaying output and signals. Call it from the main thread.
 
-    A UTC time and `prefix` go before each line; `progress` says what of a progress bar is a line.
-    At its cost cap the program gets SIGTERM, and SIGKILL when the cap is used up.
+    A UTC time and `prefix` go before each line. At its cost cap the program gets SIGTERM, and
+    SIGKILL when the cap is used up.
     """
-    return attend(start(argv, env), env, prefix, cap=cap)
+    process = start(argv, env)
+    relay = Relay(env)
+    relay.add(prefix, env.get("RANK"), *_pipes(process))
+    with relay.copying():
+        return attend(process, cap)
 
 
-def start(argv: Sequence[str], env: Mapping[str, str]) -> Child:
+def start(argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start `argv`, whose output and signals this process has to relay from now on: `attend`."""
-    import subprocess  # not beside the running program
-
-    before = signals.hold([*FORWARDED, signals.CHILD]) - {signals.TERMINATE}  # blocked by torchrun
-    (output, out), (errors, err) = _pipe(), _pipe()
-    setup = signals.child_setup(before, signals.KILL)
-    process = subprocess.Popen(
+    before = signals.hold([*FORWARDED, signal.SIGCHLD])
+    return subprocess.Popen(
         argv,
         env=env,
-        stdout=out,
-        stderr=err,
-        preexec_fn=setup,  # noqa: PLW1509 - no thread yet
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=signals.child_setup(  # noqa: PLW1509 - no thread yet
+            before - {signal.SIGTERM},  # blocked by torchrun
+            signal.SIGKILL,
+        ),
     )
-    process.returncode = 0  # `Child` waits for it
-    os.close(out)
-    os.close(err)
-    torchrun = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
-    return Child(process.pid, output, errors, torchrun)
 
 
-def _pipe() -> tuple[int, int]:
-    """A pipe that holds much, unless the user's pipes hold as much as the system allows."""
-    import fcntl
+def hand_over(process: subprocess.Popen[bytes], folder: Path, rank: int) -> None:
+    """Hand the output of the program of a rank over to the relay of its node."""
+    pipes = _pipes(process)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, _short(folder) as short:
+        sender.connect(f"{short}/{_SOCKET}")
+        socket.send_fds(sender, [str(rank).encode()], pipes)
+    for pipe in pipes:
+        os.close(pipe)
 
-    source, sink = os.pipe()
+
+@contextlib.contextmanager
+def _short(folder: Path) -> Iterator[str]:
+    """A short name of a folder: that of a socket may have only 107 bytes."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        yield f"/proc/self/fd/{descriptor}" if sys.platform == "linux" else str(folder)
+    finally:
+        os.close(descriptor)
+
+
+def _pipes(process: subprocess.Popen[bytes]) -> tuple[int, int]:
+    """The pipes of a program's output and errors, which hold much unless the user's others do."""
+    assert process.stdout  # noqa: S101 - for mypy
+    assert process.stderr  # noqa: S101 - for mypy
+    output, errors = (os.dup(file.fileno()) for file in (process.stdout, process.stderr))
+    process.stdout.close()
+    process.stderr.close()
     if hasattr(fcntl, "F_SETPIPE_SZ"):
-        try:
-            fcntl.fcntl(source, fcntl.F_SETPIPE_SZ, PIPE)
-        except OSError:
-            pass
-    return source, sink
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(output, fcntl.F_SETPIPE_SZ, PIPE)
+            fcntl.fcntl(errors, fcntl.F_SETPIPE_SZ, PIPE)
+    return output, errors
 
 
-def attend(
-    child: Child,
-    env: Mapping[str, str],
-    prefix: str,
-    heard: Callable[[], None] | None = None,
-    cap: Cap | None = None,
-) -> ChildExit:
-    """Relay the program to its end, as `run`; `heard` is called whenever it has printed."""
-    signals.hold([*FORWARDED, signals.CHILD])
-    bar = progress.bar_file(env)
-    limit = int(env.get("DEPLOYKIT_LOG_LIMIT", LOG_LIMIT))
-    pipes = (child.output, child.errors)
-    streams = [_Stream(pipe, sink, prefix, bar, limit) for sink, pipe in enumerate(pipes, 1)]
-    wake, ended = os.pipe()
-    copied = _thread.allocate_lock()
-    copied.acquire()
-    _thread.start_new_thread(_relay, (streams, wake, heard, copied))
-    code, stopped = _forward_until_end(child, cap)
-    os.close(ended)
-    copied.acquire()
-    return ChildExit(code, stopped=stopped)
+def attend(process: subprocess.Popen[bytes], cap: Cap | None = None) -> ChildExit:
+    """Forward signals until the program has ended: how it did, and whether one told it to stop.
+
+    A notice that comes before the program has a handler, while it loads its libraries, is kept
+    until it has one. A signal that the sender has delivered to the program itself is not forwarded,
+    unless the program has no handler: what kills it may come twice.
+    """
+    torchrun = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
+    direct: dict[int, float] = {}
+    early: set[int] = set()
+    stopped = False
+    while (code := process.poll()) is None:
+        patience = LISTENING if early else _until(cap)
+        received = signals.wait([*FORWARDED, signal.SIGCHLD], patience)
+        for number in [number for number in early if signals.caught(process.pid, number)]:
+            early.remove(number)
+            process.send_signal(number)
+        if cap is not None and time.monotonic() >= cap.stop_at:
+            cap = _stop_at(cap, process)
+            stopped = True
+        if received is None or received.number == signal.SIGCHLD:
+            continue
+        number, sender = received
+        reached = sender == torchrun > 0 or signals.from_slurm(sender)
+        stopped = stopped or number in signals.STOPS
+        if number in signals.NOTICES and not signals.caught(process.pid, number):
+            early.add(number)
+        elif reached and signals.caught(process.pid, number):
+            direct[number] = time.monotonic()
+        elif time.monotonic() - direct.get(number, -SAME) >= SAME:
+            process.send_signal(number)
+    return ChildExit(code, stopped or signals.is_pending(signals.STOPS))
 
 
 def exit_like(child: ChildExit) -> None:
@@ -163,77 +188,132 @@ def exit_like(child: ChildExit) -> None:
     os._exit(signals.shell_code(child.returncode))
 
 
-def _forward_until_end(child: Child, cap: Cap | None) -> tuple[int, bool]:
-    """Forward signals until the child has ended. Returns its code, and whether one told it to stop.
-
-    A notice that comes before the program has a handler, while it loads its libraries, is kept
-    until it has one. A signal that the sender has delivered to the program itself is not forwarded,
-    unless the program has no handler: what kills it may come twice.
-    """
-    direct: dict[int, float] = {}
-    early: set[int] = set()
-    stopped = False
-    while (code := child.poll()) is None:
-        patience = LISTENING if early else _until(cap)
-        received = signals.wait([*FORWARDED, signals.CHILD], patience)
-        for number in [number for number in early if signals.caught(child.pid, number)]:
-            early.remove(number)
-            child.send_signal(number)
-        if cap is not None and time.monotonic() >= cap.stop_at:
-            cap = _stop_at(cap, child)
-            stopped = True
-        if received is None or received.number == signals.CHILD:
-            continue
-        number, sender = received.number, received.sender
-        stopped = stopped or number in signals.STOPS
-        if number in signals.NOTICES and not signals.caught(child.pid, number):
-            early.add(number)
-        elif _reached(child, sender) and signals.caught(child.pid, number):
-            direct[number] = time.monotonic()
-        elif time.monotonic() - direct.get(number, -SAME) >= SAME:
-            child.send_signal(number)
-    return code, stopped or signals.is_pending(signals.STOPS)
-
-
 def _until(cap: Cap | None) -> float | None:
     """Seconds until something must be done about the cap; None: nothing."""
     return None if cap is None else max(0.0, cap.stop_at - time.monotonic())
 
 
-def _stop_at(cap: Cap, child: Child) -> Cap | None:
+def _stop_at(cap: Cap, process: subprocess.Popen[bytes]) -> Cap | None:
     """Tell the program to stop, and return when it is killed; kill it where that has come."""
     if cap.end_at <= cap.stop_at:
-        child.send_signal(signals.KILL)
+        process.kill()
         return None
     _write(2, f"{log.now()} the cost cap is near ({cap.text}): SIGTERM sent\n".encode())
-    child.send_signal(signals.TERMINATE)
+    process.terminate()
     return cap.at_its_end()
 
 
-def _reached(child: Child, sender: int) -> bool:
-    """Whether the sender signals whole process groups: torchrun, and on some clusters Slurm."""
-    return sender == child.torchrun > 0 or signals.from_slurm(sender)
+class Relay:
+    """A thread that copies the output of programs into the log of this process.
+
+    With `folder`, that of the node's ranks, it takes what they hand over.
+    """
+
+    def __init__(self, env: Mapping[str, str], folder: Path | None = None) -> None:
+        self._env, self._folder = env, folder
+        self._limit = int(env.get("DEPLOYKIT_LOG_LIMIT", LOG_LIMIT))
+        self._streams: dict[int, _Stream] = {}
+        self._bars: set[_Stream] = set()
+        """Those that have something to do although no data comes."""
+        self._poll = select.poll()
+        self._wake, self._closed = os.pipe()
+        self._poll.register(self._wake, select.POLLIN)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        if folder:
+            with _short(folder) as short:
+                self._listener.bind(f"{short}/{_SOCKET}")
+            self._listener.setblocking(False)
+            self._poll.register(self._listener, select.POLLIN)
+
+    @contextlib.contextmanager
+    def copying(self) -> Iterator[None]:
+        """Copy meanwhile, and then what is left, for at most `DRAIN` seconds."""
+        # signals are for the main thread, which may not have blocked them yet
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        thread = threading.Thread(target=self._copy, daemon=True)
+        thread.start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        try:
+            yield
+        finally:
+            os.close(self._closed)
+            thread.join()
+            os.close(self._wake)
+            self._listener.close()
+
+    def add(self, prefix: str, rank: str | None, output: int, errors: int) -> None:
+        """Copy the output and the errors of one more program, whose lines begin with `prefix`."""
+        bar = bar_file(self._env, rank)
+        for sink, pipe in enumerate((output, errors), 1):
+            stream = _Stream(pipe, sink, prefix, bar, self._limit)
+            stream.heard = self._folder / f"rank-{rank}.heard" if self._folder else None
+            self._streams[pipe] = stream
+            self._poll.register(pipe, select.POLLIN)
+
+    def _take(self) -> None:
+        """Take the pipes that ranks have handed over."""
+        with contextlib.suppress(BlockingIOError):
+            while self._folder:
+                rank, pipes, _, _ = socket.recv_fds(self._listener, 20, 2)
+                number = rank.decode()
+                self.add(f"[rank {number}]", number, *pipes)
+
+    def _copy(self) -> None:
+        deadline = _INFINITE
+        while (now := time.monotonic()) < deadline and (self._streams or deadline == _INFINITE):
+            due = min([deadline, *(stream.due() for stream in self._bars)])
+            for pipe, _ in self._poll.poll(None if due == _INFINITE else max(0, due - now) * 1000):
+                if pipe == self._wake:
+                    deadline = time.monotonic() + DRAIN
+                    self._poll.unregister(pipe)
+                    self._take()
+                elif stream := self._streams.get(pipe):
+                    self._copy_from(stream)
+                else:
+                    self._take()
+            for stream in list(self._bars):
+                stream.tick()
+                if stream.due() == _INFINITE:
+                    self._bars.remove(stream)
+        for stream in [*self._streams.values()]:
+            self._finish(stream)
+
+    def _copy_from(self, stream: _Stream) -> None:
+        if not stream.copy():
+            self._finish(stream)
+        elif stream.due() < _INFINITE:
+            self._bars.add(stream)
+
+    def _finish(self, stream: _Stream) -> None:
+        stream.finish()
+        self._poll.unregister(stream.source)
+        self._bars.discard(stream)
+        del self._streams[stream.source]
+        os.close(stream.source)
 
 
 class _Stream:
-    """One pipe of the child and the descriptor to which its lines go.
+    """One pipe of a program and the descriptor to which its lines go.
 
     If that is a file, as on this machine and with Slurm, lines are left out once it has `limit`
-    bytes, but for the last ones of the program.
+    bytes, but for the last ones of the program. Output changes the time of the file `heard`, at
+    most once a second.
     """
 
-    def __init__(self, source: int, sink: int, prefix: str, bar: str | None, limit: int) -> None:
+    def __init__(self, source: int, sink: int, prefix: str, bar: Path | None, limit: int) -> None:
         self.source = source
         self._sink, self._prefix = sink, prefix
         self._is_file = stat.S_ISREG(os.fstat(sink).st_mode)
         self._most = _AT_ONCE if self._is_file else select.PIPE_BUF
         """A file takes all at its end, a pipe `PIPE_BUF` (pipe(7))."""
-        self._lines = progress.Lines(bar)
+        self._lines = Lines(bar)
         self._limit = limit
         self._left_out = 0
         """Bytes since the file was full."""
         self._end = b""
         """The last ones of these."""
+        self.heard: Path | None = None
+        self._heard_due = 0.0
 
     def due(self) -> float:
         """When `tick` has something to do, if no data comes before."""
@@ -241,10 +321,14 @@ class _Stream:
 
     def copy(self) -> bool:
         """Relay what the pipe holds now. Returns whether more may come."""
-        data = os.read(self.source, PIECE)
+        data, now = os.read(self.source, PIECE), time.monotonic()
+        if self.heard and data and now >= self._heard_due:
+            self._heard_due = now + 1
+            with contextlib.suppress(OSError):
+                self.heard.touch()
         text = self._lines.whole(data)
         if text is None:
-            self._emit(self._lines.feed(data, time.monotonic()))
+            self._emit(self._lines.feed(data, now))
         else:
             self._log(text)
         return bool(data)
@@ -294,39 +378,6 @@ class _Stream:
         return True
 
 
-def _relay(
-    streams: Sequence[_Stream],
-    wake: int,
-    heard: Callable[[], None] | None,
-    copied: _thread.LockType,
-) -> None:
-    """Copy until both pipes are closed, for at most `DRAIN` seconds after `wake` is closed.
-
-    Releases `copied` then.
-    """
-    deadline = float("inf")
-    stream_by_pipe = {stream.source: stream for stream in streams}
-    poll = select.poll()
-    for pipe in (wake, *stream_by_pipe):
-        poll.register(pipe, select.POLLIN)
-    while stream_by_pipe and (now := time.monotonic()) < deadline:
-        due = min(deadline, *(stream.due() for stream in streams))
-        for pipe, _ in poll.poll(None if due == float("inf") else max(0, due - now) * 1000):
-            if pipe == wake:
-                deadline = time.monotonic() + DRAIN
-                poll.unregister(wake)
-            elif not stream_by_pipe[pipe].copy():
-                poll.unregister(pipe)
-                del stream_by_pipe[pipe]
-            elif heard is not None:
-                heard()
-        for stream in streams:
-            stream.tick()
-    for stream in streams:
-        stream.finish()
-    copied.release()
-
-
 def _batches(text: bytes, most: int) -> Iterator[bytes]:
     """Whole lines, as many as fit into `most` bytes, or a single longer one."""
     start = 0
@@ -340,11 +391,139 @@ def _batches(text: bytes, most: int) -> Iterator[bytes]:
 
 def _write(sink: int, data: bytes) -> None:
     """Write all of `data`. A log that is closed or full must not end the training."""
-    try:
+    with contextlib.suppress(OSError):
         while data:
             try:
                 data = data[os.write(sink, data) :]
             except BlockingIOError:
                 select.select([], [sink], [])
-    except OSError:
-        pass
+
+
+def bar_file(env: Mapping[str, str], rank: str | None) -> Path | None:
+    """The file for the bar of rank 0; None for other ranks, and where the run has no folder."""
+    folder = env.get("DEPLOYKIT_RUN_DIR")
+    return Path(folder, NAME) if folder and rank == "0" else None
+
+
+class Lines:
+    """Splits one stream of a program into lines and states of bars."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._file = file
+        self._rest = b""
+        """The unfinished line: of a bar, its current state and what followed."""
+        self._state = self._logged = self._shown = b""
+        """The current state of a bar, empty where there is none; what was logged, and shown."""
+        self._logged_at = self._shown_at = -EVERY
+
+    def whole(self, data: bytes) -> bytes | None:
+        """The lines to log after `data`, joined: without a bar most output is taken at once.
+
+        None where it has to be looked at line by line: `feed` it then.
+        """
+        end = data.rfind(b"\n")
+        bars = self._state or self._shown or b"\r" in data or b"\r" in self._rest
+        if end < 0 or bars or len(data) - end > LONGEST:
+            return None
+        text, self._rest = self._rest + data[:end], data[end + 1 :]
+        return text
+
+    def feed(self, data: bytes, now: float) -> Iterator[bytes]:
+        """The lines to log after `data`, which was read at `now`, in seconds."""
+        *ended, self._rest = (self._rest + data).split(b"\n")
+        for line in ended:
+            self._state = b""
+            yield from self._end(line)
+        yield from self._trim()
+        while len(self._rest) > LONGEST:
+            yield self._rest[:LONGEST].lstrip(b"\r")
+            self._rest = self._rest[LONGEST:]
+        yield from self.tick(now)
+
+    def tick(self, now: float) -> Iterator[bytes]:
+        """The state of the bar where it is due at `now`; also keeps the file current."""
+        if self._state != self._shown and (not self._state or now >= self._shown_at + FRESH):
+            self._shown, self._shown_at = self._state, now
+            self._show()
+        if self._state not in (b"", self._logged) and now >= self._logged_at + EVERY:
+            self._logged, self._logged_at = self._state, now
+            yield b"\r" + self._state
+
+    def due(self) -> float:
+        """When `tick` has something to do, if no data comes before."""
+        waiting = [float("inf")]
+        if self._state not in (b"", self._logged):
+            waiting.append(self._logged_at + EVERY)
+        if self._state != self._shown and self._file:
+            waiting.append(self._shown_at + FRESH)
+        return min(waiting)
+
+    def finish(self) -> Iterator[bytes]:
+        """The last line, which may be the last state of a bar."""
+        last, self._rest, self._state = self._rest, b"", b""
+        if last:
+            yield from self._end(last)
+        if self._state:
+            yield self._state
+        if self._shown:
+            self._shown = self._state = b""
+            self._show()
+
+    def _end(self, line: bytes) -> Iterator[bytes]:
+        """What to log of a whole line."""
+        if b"\r" not in line[:-1]:  # at its end it is part of a line end
+            yield line
+            return
+        wiped, segments = _wiped(line.split(b"\r"))
+        yield from wiped
+        last = next(filter(_is_visible, reversed(segments)), b"")
+        if wiped and not last:
+            return
+        above = _UP.sub(b"", last)
+        if above != last:
+            self._state = above
+            return
+        before, traceback, after = last.partition(_TRACEBACK)
+        if before and traceback and not after:  # it began behind a bar
+            yield before
+            last = traceback
+        yield last
+
+    def _trim(self) -> Iterator[bytes]:
+        """Forget the overwritten states of an unfinished line; what to log of them."""
+        if b"\r" not in self._rest[:-1]:  # at its end it may be part of a line end
+            return
+        wiped, segments = _wiped(self._rest.split(b"\r"))
+        yield from wiped
+        last = segments[-1]
+        self._state = next(filter(_is_visible, reversed(segments)), b"")
+        tail = b"" if last == self._state else b"\r" + last
+        self._rest = b"\r" + self._state + tail
+
+    def _show(self) -> None:
+        """Write the state into the file. A reader takes an empty file for no news."""
+        if self._file is None:
+            return
+        with contextlib.suppress(OSError):
+            if not self._state:
+                self._file.unlink()
+                return
+            with open(self._file, "wb", opener=records.private) as file:
+                file.write(self._state + b"\n")
+
+
+def _wiped(segments: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+    """The last states of bars that were complete when they were overwritten with blanks.
+
+    Also the segments after the last of these.
+    """
+    states, rest = [], segments
+    for number, (state, after) in enumerate(itertools.pairwise(segments)):
+        if _DONE in state and after and not _is_visible(after):
+            states.append(state)
+            rest = segments[number + 2 :] or [b""]
+    return states, rest
+
+
+def _is_visible(text: bytes) -> bool:
+    return bool(_INVISIBLE.sub(b"", text))

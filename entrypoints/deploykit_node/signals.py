@@ -1,29 +1,21 @@
-"""Signals handled one at a time, each with its sender where the system reports it (Linux).
-
-What is imported here takes memory of each rank: see `relay`.
-"""
+"""Signals handled one at a time, each with its sender where the system reports it (Linux)."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import resource
+import signal
 import sys
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import signal
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
-else:
-    import _signal as signal  # without the enums of `signal`, which take 0.9 MB
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that ask a process to stop."""
 
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that announce a time limit or a preemption. Ignored until the program has a handler."""
-
-CHILD, TERMINATE, KILL = signal.SIGCHLD, signal.SIGTERM, signal.SIGKILL
-"""A child has ended; end after saving; end at once."""
 
 BASE = 128
 """What a shell adds to the number of the signal that ended a process."""
@@ -34,12 +26,11 @@ _LEAST = 1e-6
 """Seconds: a timer of 0 never ends."""
 
 
-class Received:
+class Received(NamedTuple):
     """One signal. `sender` is a process id, or 0 for the kernel or an unknown sender."""
 
-    def __init__(self, number: int, sender: int) -> None:
-        self.number = number
-        self.sender = sender
+    number: int
+    sender: int
 
 
 def ignore_notices() -> None:
@@ -53,7 +44,8 @@ def hold(numbers: Iterable[int]) -> set[int]:
 
     A stop signal that was ignored from the start, as under nohup, stays ignored.
     """
-    for number in (*NOTICES, CHILD, _TIMER):  # macOS drops an ignored signal even while blocked
+    # macOS drops an ignored signal even while blocked
+    for number in (*NOTICES, signal.SIGCHLD, _TIMER):
         signal.signal(number, lambda *_: None)
     wanted = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
     return set(signal.pthread_sigmask(signal.SIG_BLOCK, [*wanted, _TIMER]))
@@ -101,8 +93,7 @@ def in_mask(status: Path | str, mask: str, number: int) -> bool | None:
     None where that cannot be read: https://man7.org/linux/man-pages/man5/proc_pid_status.5.html
     """
     try:
-        with open(status, encoding="ascii", errors="replace") as file:
-            lines = file.read().splitlines()
+        lines = Path(status).read_text("ascii", "replace").splitlines()
     except OSError:
         return None
     digits = next((line.split()[1] for line in lines if line.startswith(f"{mask}:")), "0")
@@ -127,15 +118,6 @@ def child_setup(before: set[int], death: int) -> Callable[[], None]:
     return setup
 
 
-def tie(parent: int, death: int) -> None:
-    """Have this process get the signal `death` when its `parent` dies, or now if it has."""
-    prctl = _prctl()
-    if prctl is not None:
-        prctl(_PR_SET_PDEATHSIG, int(death))
-    if os.getppid() != parent:
-        os.kill(os.getpid(), death)
-
-
 def adopt_orphans() -> None:
     """From now on a process below this one whose parent ends becomes a child of this one."""
     prctl = _prctl()
@@ -147,26 +129,21 @@ def _prctl() -> Callable[[int, int], int] | None:
     """The system call that Linux has for it."""
     if sys.platform != "linux":
         return None
-    import ctypes  # only to start a process
-
     return ctypes.CDLL(None).prctl
 
 
 def from_slurm(sender: int) -> bool:
     """Whether `sender` is Slurm's step daemon, which may signal every process of a step."""
     try:
-        with open(f"/proc/{sender}/comm", "rb") as file:
-            return file.read() == b"slurmstepd\n"
+        return Path(f"/proc/{sender}/comm").read_bytes() == b"slurmstepd\n"
     except OSError:
         return False
 
 
 def name(number: int) -> str:
     """``SIGTERM`` for 15."""
-    import signal as named
-
     try:
-        return named.Signals(number).name
+        return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
 
@@ -179,8 +156,6 @@ def shell_code(returncode: int) -> int:
 def die_of(number: int) -> None:
     """Kill this process with the signal that killed its child, without a second core file."""
     if sys.platform == "linux":
-        import resource
-
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if number not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)

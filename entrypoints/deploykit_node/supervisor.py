@@ -12,11 +12,10 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from deploykit_node import exit_records, signals
-from deploykit_node.cap import KEEP, Cap
-from deploykit_node.gathering import Gathering
+from deploykit_node import records, signals
+from deploykit_node.network.gathering import Gathering
+from deploykit_node.restart.cap import KEEP, Cap
 
 TICK = 0.2
 """Seconds between two checks of the ranks while the job is being stopped."""
@@ -54,51 +53,28 @@ class Options:
     look_every: float | None = None
 
 
-class Process(Protocol):
-    """A process, as far as it is supervised."""
-
-    @property
-    def pid(self) -> int:
-        """Its process id, and that of its group."""
-
-    @property
-    def returncode(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
-
-    def poll(self) -> int | None:
-        """The same, asked anew."""
-
-
-Start = Callable[[Callable[[], None]], Process]
-"""Starts a process, in which its argument is called first."""
-
-
-def torchrun(argv: Sequence[str], env: Mapping[str, str], held: socket.socket | None) -> Start:
-    """How to start torchrun. `held` is a socket that it inherits."""
-
-    def start(setup: Callable[[], None]) -> Process:
-        process = subprocess.Popen(
-            argv,
-            env=env,
-            start_new_session=True,
-            pass_fds=[held.fileno()] if held else (),
-            preexec_fn=setup,  # noqa: PLW1509 - at most the thread of `network.alive`
-        )
-        if held:
-            held.close()  # or the port would seem to answer after torchrun has ended
-        return process
-
-    return start
-
-
-def run(start: Start, env: Mapping[str, str], ranks: Path, options: Options) -> int:
+def run(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    ranks: Path,
+    options: Options,
+    held: socket.socket | None = None,
+) -> int:
     """Run torchrun to its end and return its code as `subprocess` reports it.
 
     Signals go to the ranks, which end by themselves; torchrun would kill them. `ranks` is the
-    folder where the ranks register.
+    folder where the ranks register; torchrun inherits the socket `held`.
     """
     before = signals.hold(_HELD)
-    process = start(_shielded(before))
+    process = subprocess.Popen(
+        argv,
+        env=env,
+        start_new_session=True,
+        pass_fds=[held.fileno()] if held else (),
+        preexec_fn=_shielded(before),  # noqa: PLW1509 - the threads of this process hold no lock
+    )
+    if held:
+        held.close()  # or the port would seem to answer after torchrun has ended
     supervisor = _Supervisor(process, env, ranks, options)
     supervisor.watch_cap()
     while process.poll() is None:
@@ -131,7 +107,7 @@ class _Supervisor:
 
     def __init__(
         self,
-        process: Process,
+        process: subprocess.Popen[bytes],
         env: Mapping[str, str],
         ranks: Path,
         options: Options,
@@ -206,7 +182,7 @@ class _Supervisor:
 
     def _terminate(self, grace: float) -> str:
         """Send SIGTERM to the ranks, which have `grace` seconds to end; how many there were."""
-        pids = set(exit_records.living(self._ranks).values()) - self._stopped
+        pids = set(records.living(self._ranks).values()) - self._stopped
         for pid in pids:
             _send(os.kill, pid, signal.SIGTERM)
         self._stop = self._stop or signal.SIGTERM
@@ -219,7 +195,7 @@ class _Supervisor:
         slurm = signals.from_slurm(received.sender)
         if slurm:
             time.sleep(SLURM_FIRST)
-        pids = exit_records.living(self._ranks).values()
+        pids = records.living(self._ranks).values()
         self._options.say(
             f"{signals.name(received.number)} received and forwarded to {_count(pids)}"
         )
@@ -228,7 +204,7 @@ class _Supervisor:
         if received.number in signals.STOPS:
             self._stop = received.number
             self._stopped |= set(pids)
-            started = pids or exit_records.all_ended_well(self._ranks)
+            started = pids or records.all_ended_well(self._ranks)
             self._stop_after(self._grace(slurm=slurm) if started else 0)
         self._options.on_signal(received.number, received_at)
 
@@ -254,7 +230,7 @@ class _Supervisor:
             _send(os.kill, self._process.pid, signal.SIGKILL)
         elif self._terminate_at is None:
             return
-        elif now >= self._terminate_at and exit_records.living(self._ranks):
+        elif now >= self._terminate_at and records.living(self._ranks):
             self._kill_at = now
             self._kill()
         elif now >= self._terminate_at or self._one_failed():
@@ -263,19 +239,19 @@ class _Supervisor:
 
     def _nothing_is_left(self) -> bool:
         """Whether every rank has ended: of this node well, then on the others in any way."""
-        if self._leaving and exit_records.all_ended(self._ranks):
+        if self._leaving and records.all_ended(self._ranks):
             return True
         gathering = self._options.all_ended
-        if exit_records.is_written(self._ranks):
+        if records.is_written(self._ranks):
             return False
-        if gathering is None or not exit_records.all_ended_well(self._ranks):
+        if gathering is None or not records.all_ended_well(self._ranks):
             return False
         gathering.arrive()
         return gathering.complete()
 
     def _stop_restarted_ranks(self) -> None:
         """Pass the signal on to ranks that torchrun has started in place of those that ended."""
-        restarted = set(exit_records.living(self._ranks).values()) - self._stopped
+        restarted = set(records.living(self._ranks).values()) - self._stopped
         if self._stop is not None:
             for pid in restarted:
                 _send(os.kill, pid, self._stop)
@@ -283,7 +259,7 @@ class _Supervisor:
 
     def _one_failed(self) -> bool:
         """Whether a rank failed: torchrun would restart it, or the others would wait for it."""
-        return any(map(exit_records.went_wrong, exit_records.all_ranks(self._ranks)))
+        return any(map(records.went_wrong, records.all_ranks(self._ranks)))
 
     def _kill(self) -> None:
         self._options.say("the ranks did not exit in time: sending SIGKILL")
@@ -296,7 +272,7 @@ class _Supervisor:
 
     def kill_ranks(self) -> None:
         """Kill the ranks that torchrun has left behind; each leads its own process group."""
-        for pid in exit_records.living(self._ranks).values():
+        for pid in records.living(self._ranks).values():
             _send(os.killpg, pid, signal.SIGKILL)
 
 

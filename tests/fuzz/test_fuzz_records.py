@@ -12,9 +12,9 @@ from deploykit.diagnose import dumps, flight
 from deploykit.diagnose.dumps import NotADump
 from deploykit.lib.errors import BackendUnavailable
 from deploykit.observe import exit_records
-from deploykit_node import exit_records as node_records
 from deploykit_node import log
-from deploykit_node.restart import restarts
+from deploykit_node import records as node_records
+from deploykit_node.restart import slurm_job
 from tests import flight_recorder
 from tests.flight_recorder import RECORD
 from tests.fuzz.foreign import anything, files, given, made, odd, outcome
@@ -70,7 +70,7 @@ def test_an_exit_record_is_read_or_left_on_the_node(tmp_path_factory, one, node,
     assert node_records.first_failure(env, folder) is None or node_records.codes(folder)
     node_records.first_stopped(folder)
     assert node_records.has_ended(env, 0) in {True, False}
-    assert restarts.describe(restarts.counts(env, 1))
+    assert slurm_job.describe(slurm_job.restarts(env, 1))
 
 
 @pytest.mark.parametrize(

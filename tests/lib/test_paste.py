@@ -255,15 +255,15 @@ def test_the_commands_of_infra_hold_names(value, tmp_path):
 
 @nasty
 def test_the_file_of_a_secret_is_one_word(value, tmp_path, monkeypatch):
-    from deploykit_node import secret_refs
+    from deploykit_node import environment
 
     if not value or "/" in value or value == "~":
         return
     monkeypatch.chdir(tmp_path)
     (tmp_path / value).write_text("x")
     (tmp_path / value).chmod(0o644)
-    with pytest.raises(secret_refs.Unresolved) as caught:
-        secret_refs._file(value, {})
+    with pytest.raises(environment.Unresolved) as caught:
+        environment._file(value, {})
     command = str(caught.value).partition("run: ")[2]
     subprocess.run(["sh", "-c", command.rpartition("run: ")[2]], cwd=tmp_path, check=False)
     assert not (tmp_path / "canary").exists()

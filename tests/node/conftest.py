@@ -21,6 +21,11 @@ from deploykit.lib import paths
 
 ENTRYPOINTS = paths.shipped("entrypoints")
 
+HOSTILE = [
+    *("--flag", "positional", "--twice=1", "--twice=2", "a b", "", "it's", '"quoted"', "-x", "--"),
+    *("--n", "--nnodes=7", "été ✓ 日本", "new\nline", "$(id) `id` \\ * {{ }} #SBATCH", "-m"),
+]
+"""Arguments that must arrive unchanged."""
 _LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z \[(\w+ \d+)\] (.*)")
 
 

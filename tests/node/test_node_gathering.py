@@ -7,8 +7,9 @@ import random
 import pytest
 
 from benchmarks.scale_nodes import end_of_job
-from deploykit_node import exit_records, gathering
+from deploykit_node import records
 from deploykit_node.cluster import Cluster, Rank
+from deploykit_node.network import gathering
 
 
 @pytest.fixture
@@ -23,9 +24,9 @@ def failed(tmp_path):
             "DEPLOYKIT_RANK_DIR": str(folder),
             "TORCHELASTIC_RESTART_COUNT": str(torchrun_round),
         }
-        exit_records.register(env, folder, rank)
-        exit_records.record_rank(env, Rank("torchrun", rank, 0, 8, 1), code, stopped=stopped)
-        found = exit_records.first_failure(env, folder)
+        records.register(env, folder, rank)
+        records.record_rank(env, Rank("torchrun", rank, 0, 8, 1), code, stopped=stopped)
+        found = records.first_failure(env, folder)
         return found and found["rank"]
 
     return record
@@ -68,7 +69,7 @@ def test_another_attempt_deletes_what_is_left_of_earlier_ones_alone(failed, tmp_
     here = Cluster("slurm", 1, ("a", "b"))
     now = {"DEPLOYKIT_RUN_DIR": str(tmp_path), "SLURM_RESTART_COUNT": "1"}
     for env in ({**now, "SLURM_RESTART_COUNT": "0"}, now):
-        exit_records.gathering(env, "ended", here).arrive()
-    exit_records.clear(now, 0)
+        gathering.gathering(env, "ended", here).arrive()
+    records.clear(now, 0)
     names = [path.name for path in (tmp_path / "exit_records").iterdir()]
     assert names == ["gathering-ended-1"]

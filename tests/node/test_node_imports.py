@@ -17,7 +17,7 @@ FILES = {
 }
 PACKAGE = f"{node_plane.FOLDER}/deploykit_node"
 ALLOWED = {
-    f"{PACKAGE}/secret_refs.py": {"boto3", "botocore"},
+    f"{PACKAGE}/environment.py": {"boto3", "botocore"},
     f"{PACKAGE}/preflight/group_member.py": {"torch"},
     f"{PACKAGE}/network/elastic.py": {"torch"},
     f"{PACKAGE}/observe/debug_server.py": {"debugpy"},  # in the Python of the job
@@ -63,7 +63,7 @@ def test_no_file_imports_itself_through_others():
 
 def test_modules_of_the_user_neither_hide_ours_nor_are_hidden(bundle, as_rank):
     """The user's folder, also on PYTHONPATH, has modules with the names of ours."""
-    names = ["cluster", "command", "log", "network", "node", "private", "rank", "records"]
+    names = ["cluster", "command", "log", "network", "node", "rank", "records"]
     names += ["relay", "signals", "launch"]
     for name in names:
         bundle.write(f"{name}.py", "MINE = True\n")

@@ -9,13 +9,13 @@ import threading
 
 import pytest
 
-from deploykit_node import exit_records, generations, membership
+from deploykit_node import records
 from deploykit_node.cluster import Cluster
 from deploykit_node.command import Command
-from deploykit_node.exit_records import NodeExit
-from deploykit_node.membership import Membership, Size, TooFewNodes
-from deploykit_node.restart import slurm_job
+from deploykit_node.records import NodeExit
+from deploykit_node.restart import membership, slurm_job
 from deploykit_node.restart.attempt import Attempt
+from deploykit_node.restart.membership import Membership, Size, TooFewNodes
 from tests.node.test_node_requeue import RUNNING
 
 LOCALHOST = "127.0.0.1"
@@ -103,7 +103,7 @@ def test_a_node_that_comes_back_joins_at_a_new_checkpoint(node, env, tmp_path):
 def test_a_member_that_ended_by_itself_is_not_lost(node, env):
     first, second = node(0), node(1)
     joined(first, second)
-    exit_records.record_node(env, 1, NodeExit(1, "rank 1 exited with code 1"))
+    records.record_node(env, 1, NodeExit(1, "rank 1 exited with code 1"))
     dies(second)
     assert first.change() is None
     assert first.change_after_end() is None
@@ -125,8 +125,8 @@ def test_the_records_of_the_ranks_before_are_deleted(node, env, tmp_path):
 
 
 def test_a_node_that_comes_too_late_joins_nothing(node, env):
-    membership.end(env, 3)
-    membership.end(env, 4)
+    membership.end_job(env, 3)
+    membership.end_job(env, 4)
     assert node(1).join(lambda _: None) is None
     assert (membership.folder(env) / "over").read_text() == "3\n", "the first one counts"
 
@@ -141,11 +141,11 @@ def test_too_few_nodes_end_the_job(node, monkeypatch):
 def test_too_few_nodes_are_a_node_failure_for_which_slurm_may_requeue(env, monkeypatch):
     """With a job of Slurm's as `scontrol` shows it, of which node 1 is gone for good."""
     monkeypatch.setattr(membership, "_PATIENCE", 0.3)
-    monkeypatch.setattr(generations, "_own_address", lambda _: LOCALHOST)
+    monkeypatch.setattr(membership, "_own_address", lambda _: LOCALHOST)
     env |= {"DEPLOYKIT_RESTARTS": '{"node_failure": 10}', "SLURM_JOB_ID": "7"}
     attempt = Attempt(env, Cluster("slurm", 0, ("n1", "n2")))
     words = Command(("--nnodes=2:2",), ("train.py",))
-    end = generations.run(words, env, Cluster("slurm", 0, ("n1", "n2")), attempt, pytest.fail)
+    end = membership.run(words, env, Cluster("slurm", 0, ("n1", "n2")), attempt, pytest.fail)
     assert (end.code, end.reason) == (78, "fewer than 2 nodes were available within 0.3 seconds")
     why, full = attempt._cause(end, slurm_job.parse(RUNNING))
     assert why == "node_failure"
@@ -154,7 +154,7 @@ def test_too_few_nodes_are_a_node_failure_for_which_slurm_may_requeue(env, monke
 
 
 def test_another_attempt_starts_anew(node, env):
-    membership.end(env, 75)
+    membership.end_job(env, 75)
     assert not membership.over({**env, "SLURM_RESTART_COUNT": "1"})
 
 

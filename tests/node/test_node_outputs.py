@@ -8,10 +8,9 @@ import zipfile
 
 import pytest
 
-from deploykit_node import outputs, written
-from deploykit_node.outputs import Outputs
+from deploykit_node import outputs
+from deploykit_node.outputs import KEPT, Outputs
 from deploykit_node.restart import checkpoints
-from deploykit_node.written import KEPT
 
 
 @pytest.fixture
@@ -111,18 +110,6 @@ def test_nothing_leaves_the_working_folder_through_a_link(place):
     os.mkfifo(place / "source/pipe.pt")
     Outputs(environ(place, "**", "*.pt", "linked"), 0).collect()
     assert tree(place / "output") == {}
-
-
-def test_nothing_is_brought_back_through_a_link(place):
-    kept = place / "checkpoints" / KEPT
-    (kept / "linked").mkdir(parents=True)
-    (kept / "linked/a.pt").write_text("mine")
-    (kept / "b.pt").write_text("mine")
-    (place / "outside").mkdir()
-    (place / "source/linked").symlink_to(place / "outside")
-    (place / "source/b.pt").symlink_to(place / "outside/b.pt")
-    Outputs(environ(place, "**"), 0).restore()
-    assert tree(place / "outside") == {}
 
 
 def test_missing_files_come_back_and_others_stay(place):
@@ -262,4 +249,4 @@ def test_a_kept_log_is_no_checkpoint(tmp_path):
 
 
 def test_a_folder_that_does_not_exist_has_no_files(tmp_path):
-    assert list(written.files(tmp_path / "nothing")) == []
+    assert list(outputs.files(tmp_path / "nothing")) == []

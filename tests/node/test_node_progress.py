@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tqdm import tqdm
 
-from deploykit_node import progress
-from deploykit_node.progress import EVERY, FRESH, Lines
+from deploykit_node import relay
+from deploykit_node.relay import EVERY, FRESH, Lines
 
 
 def relayed(pieces, *, step=0.0):
@@ -118,9 +118,9 @@ def test_the_last_visible_text_is_kept_wherever_the_reads_end(words):
 
 def test_a_terminal_reads_the_current_state_in_a_file_of_rank_zero(tmp_path):
     env = {"DEPLOYKIT_RUN_DIR": str(tmp_path), "RANK": "0"}
-    assert progress.bar_file({**env, "RANK": "1"}) is None
-    assert progress.bar_file({"RANK": "0"}) is None
-    lines, file = Lines(progress.bar_file(env)), tmp_path / progress.NAME
+    assert relay.bar_file(env, "1") is None
+    assert relay.bar_file({}, "0") is None
+    lines, file = Lines(relay.bar_file(env, "0")), tmp_path / relay.NAME
     list(lines.feed(b"\r 1%", 0))
     assert file.read_bytes() == b" 1%\n"
     assert file.stat().st_mode & 0o777 == 0o600

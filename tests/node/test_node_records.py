@@ -15,12 +15,11 @@ import pytest
 
 from deploykit.backends import base as backend
 from deploykit.observe import exit_records
-from deploykit_node import cap, node, records
-from deploykit_node import exit_records as node_records
-from deploykit_node import written as what_was_written
+from deploykit_node import node, outputs, records
 from deploykit_node.cluster import Cluster, Rank
+from deploykit_node.network import alive
 from deploykit_node.observe import processes, stall, usage
-from deploykit_node.restart import heartbeat, restarts
+from deploykit_node.restart import cap, slurm_job
 from deploykit_node.restart.attempt import Attempt
 
 PAGE = Path(__file__).parents[2] / "docs/reference/node.md"
@@ -39,26 +38,26 @@ def env(tmp_path):
 @pytest.fixture
 def written(env, tmp_path):
     """Every kind of record, as the node plane writes it: its content by the name in the schema."""
-    end = node_records.NodeExit(137, "rank 3 was terminated by SIGKILL (exit code 137)", 3)
+    end = records.NodeExit(137, "rank 3 was terminated by SIGKILL (exit code 137)", 3)
     end = end._replace(ranks={"3": 137})
-    node_records.record_node(env, 0, end)
+    records.record_node(env, 0, end)
     rank, of_node = Rank("torchrun", 3, 1, 4, 2), {"DEPLOYKIT_RANK_DIR": str(tmp_path / "node")}
-    node_records.record_rank(env, rank, -9, stopped=True)
-    node_records.record_rank(env | of_node, rank, -9, stopped=False)
-    restarts.record(env, 1, restarts.PREEMPTION)
-    restarts.record(env, 2, restarts.TIME_LIMIT)
+    records.record_rank(env, rank, -9, stopped=True)
+    records.record_rank(env | of_node, rank, -9, stopped=False)
+    slurm_job.record_restart(env, 1, slurm_job.PREEMPTION)
+    slurm_job.record_restart(env, 2, slurm_job.TIME_LIMIT)
     capped = {cap.VARIABLE: '{"seconds": 900, "cap": "1 USD", "hourly": "1 USD"}'}
     Attempt(env | capped, Cluster("slurm", 0, ("n0", "n1"))).begin()
-    heartbeat.start(env, 0, "127.0.0.1").close()
+    alive.start(env, 0, "127.0.0.1").close()
     folders = {f"DEPLOYKIT_{name}_DIR": str(tmp_path / name) for name in ("OUTPUT", "CHECKPOINT")}
-    what_was_written.record(env | folders, tmp_path, [])
+    outputs.record_written(env | folders, tmp_path, [])
     processes.register(env, rank, os.getpid(), stacks=tmp_path / "stacks")
     watch = stall.Watch(env, Cluster("alone", 0, ("n0",)), tmp_path, print)
     watch._stall(1.0)
     (tmp_path / "rank-3.pid").write_text(json.dumps({"pid": os.getppid()}))
     usage.Recorder(env, Cluster("alone", 0, ("n0",)), tmp_path).look()
     names = ("node-0", "failed-2.0", "rank-3", "restart-1", "attempt", "billed-2", "heartbeat-0")
-    node_records.record_unhealthy(env, {"n1": "GPU 3 is lost"}, failed_check=True)
+    records.record_unhealthy(env, {"n1": "GPU 3 is lost"}, failed_check=True)
     names += ("process-3", "stall-0", "unhealthy-2", "usage-0", "software", "written")
     contents = [json.loads((tmp_path / records.FOLDER / f"{n}.json").read_text()) for n in names]
     return dict(zip(records.SCHEMA, contents, strict=True))
@@ -105,7 +104,7 @@ def test_the_control_plane_reads_fields_of_the_schema(kind):
 
 def test_both_planes_know_the_folder_and_the_code_of_a_checkpoint():
     assert records.FOLDER in backend.FOLDERS
-    assert node_records.STOPPED == exit_records.STOPPED
+    assert records.STOPPED == exit_records.STOPPED
 
 
 @pytest.mark.parametrize("name", records.SCHEMA)
@@ -120,8 +119,8 @@ def test_every_record_and_field_is_documented(name):
 def test_a_rank_that_torchrun_starts_anew_and_ends_counts_as_stopped_by_the_signal(tmp_path):
     """A rank has ended by SIGTERM, torchrun restarts it, and is told to end: by SIGHUP."""
     env = {"DEPLOYKIT_RANK_DIR": str(tmp_path), "TORCHELASTIC_RESTART_COUNT": "1"}
-    node_records.register(env, tmp_path, 0)
-    node_records.record_rank(env, Rank("torchrun", 0, 0, 1, 1), -signal.SIGHUP, stopped=True)
+    records.register(env, tmp_path, 0)
+    records.record_rank(env, Rank("torchrun", 0, 0, 1, 1), -signal.SIGHUP, stopped=True)
     end = node._node_exit(-signal.SIGHUP, env, tmp_path, signal.SIGTERM)
     assert end.code == 143
     assert end.reason == "rank 0 was terminated by SIGTERM (exit code 143) after a signal to stop"

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from deploykit_node.cluster import Cluster
-from deploykit_node.exit_records import NodeExit
-from deploykit_node.restart import checkpoints, heartbeat, restarts, slurm_job
+from deploykit_node.network import alive
+from deploykit_node.records import NodeExit
+from deploykit_node.restart import checkpoints, slurm_job
 from deploykit_node.restart.attempt import Attempt
 
 RUNNING = (
@@ -72,12 +73,12 @@ def test_the_log_of_an_array_tasks_batch_script_names_the_cause_too(tmp_path, mo
 def test_the_first_recorded_reason_is_kept(tmp_path):
     (tmp_path / "exit_records").mkdir()
     env = {"DEPLOYKIT_RUN_DIR": str(tmp_path)}
-    restarts.record(env, 1, "time_limit")
-    restarts.record(env, 1, "node_failure")
-    restarts.record(env, 2, "time_limit")
-    assert restarts.describe(restarts.counts(env, 2)) == "time limit 2"
-    restarts.withdraw(env, 2)
-    assert restarts.why(env, 2) is None
+    slurm_job.record_restart(env, 1, "time_limit")
+    slurm_job.record_restart(env, 1, "node_failure")
+    slurm_job.record_restart(env, 2, "time_limit")
+    assert slurm_job.describe(slurm_job.restarts(env, 2)) == "time limit 2"
+    slurm_job.withdraw_restart(env, 2)
+    assert slurm_job.why_restarted(env, 2) is None
     assert [path.name for path in (tmp_path / "exit_records").iterdir()] == ["restart-1.json"]
 
 
@@ -103,18 +104,16 @@ def test_only_a_complete_new_checkpoint_counts(tmp_path):
 
 
 def test_a_node_is_lost_when_its_heartbeat_stops(tmp_path, monkeypatch):
-    monkeypatch.setattr(heartbeat, "_PATIENCE", 0.5)
+    monkeypatch.setattr(alive, "_PATIENCE", 0.5)
     (tmp_path / "exit_records").mkdir()
     env = {"DEPLOYKIT_RUN_DIR": str(tmp_path)}
-    listeners = [heartbeat.start(env, node, "127.0.0.1") for node in (0, 1)]
-    assert heartbeat.lost_nodes(env, 0) == []
+    listeners = [alive.start(env, node, "127.0.0.1") for node in (0, 1)]
+    assert alive.lost_nodes(env, 0) == []
     listeners[1].close()
-    assert heartbeat.lost_nodes(env, 0) == [1]
-    assert (
-        heartbeat.lost_nodes({**env, "SLURM_RESTART_COUNT": "1"}, 0) == []
-    )  # none of this attempt's
+    assert alive.lost_nodes(env, 0) == [1]
+    assert alive.lost_nodes({**env, "SLURM_RESTART_COUNT": "1"}, 0) == []  # none of this attempt's
     (tmp_path / "exit_records" / "node-1.json").write_text(json.dumps({"attempt": 0}))
-    assert heartbeat.lost_nodes(env, 0) == []
+    assert alive.lost_nodes(env, 0) == []
     listeners[0].close()
 
 
@@ -122,14 +121,14 @@ def test_connections_of_others_do_not_make_a_node_seem_lost(tmp_path):
     """More than a socket keeps in its queue (128 by default in Python)."""
     (tmp_path / "exit_records").mkdir()
     env = {"DEPLOYKIT_RUN_DIR": str(tmp_path)}
-    listener = heartbeat.start(env, 1, "127.0.0.1")
+    listener = alive.start(env, 1, "127.0.0.1")
     port = json.loads((tmp_path / "exit_records" / "heartbeat-1.json").read_text())["port"]
     with contextlib.ExitStack() as idle:
         for _ in range(300):
             connection = idle.enter_context(socket.socket())
             connection.setblocking(False)
             connection.connect_ex(("127.0.0.1", port))
-        assert heartbeat.lost_nodes(env, 0) == []
+        assert alive.lost_nodes(env, 0) == []
     listener.close()
 
 

@@ -7,18 +7,18 @@ import sys
 import pytest
 
 from deploykit.lib import paths
-from deploykit_node import secret_refs
+from deploykit_node import environment
 from deploykit_node.cluster import BadEnvironment
 
 ENTRYPOINTS = paths.shipped("entrypoints")
 
 
 def resolve(references, **env):
-    return secret_refs.resolve({**env, "DEPLOYKIT_SECRETS": json.dumps(references)})
+    return environment.secrets({**env, "DEPLOYKIT_SECRETS": json.dumps(references)})
 
 
 def test_nothing_to_resolve():
-    assert secret_refs.resolve({}) == {}
+    assert environment.secrets({}) == {}
 
 
 def test_a_variable_and_a_file(tmp_path):
@@ -63,8 +63,8 @@ def test_every_failure_is_reported_and_no_value_is_shown(tmp_path):
 
 
 def test_the_light_kinds_never_import_boto3():
-    code = "import sys; from deploykit_node import secret_refs\n"
-    code += "secret_refs.resolve({}); sys.exit('boto3' in sys.modules)"
+    code = "import sys; from deploykit_node import environment\n"
+    code += "environment.secrets({}); sys.exit('boto3' in sys.modules)"
     env = {"PYTHONPATH": str(ENTRYPOINTS)}
     assert subprocess.run([sys.executable, "-c", code], env=env, check=False).returncode == 0
 

@@ -11,9 +11,9 @@ import time
 import pytest
 
 WAITS = """\
-import sys
+import signal
 from deploykit_node import signals
-HELD = (*signals.STOPS, *signals.NOTICES, signals.CHILD)
+HELD = (*signals.STOPS, *signals.NOTICES, signal.SIGCHLD)
 signals.hold(HELD)
 print("ready", flush=True)
 while True:

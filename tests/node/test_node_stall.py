@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deploykit_node import cluster, rank_relay, records
+from deploykit_node import cluster, records
 from deploykit_node.cluster import BadEnvironment
 from deploykit_node.observe import faults, processes, stall
 
@@ -46,7 +46,7 @@ class Node:
         (self.pid,) = wait_for(lambda: processes.children(self.relay.pid))
         rank = cluster.Rank("torchrun", 0, 0, 1, 1)
         processes.register(self.env, rank, self.pid, stacks=file)
-        self.heard = rank_relay.Heard(f"{self.ranks}/rank-0.heard")
+        self.heard = (self.ranks / "rank-0.heard").touch
 
     def watch(self, here=ALONE):
         self.watched = stall.Watch(self.env, here, self.ranks, self.said.append)
@@ -102,7 +102,7 @@ def test_a_rank_that_waits_is_stalled_until_it_prints_again(node):
     assert frames[0]["source"] == "time.sleep(900)"
     assert here.said[0].startswith("no progress for ")
     Path(here.ranks / "rank-0.heard").unlink()
-    rank_relay.Heard(f"{here.ranks}/rank-0.heard")()
+    here.heard()
     watch.look()
     assert here.record() is None
     assert here.said[1].startswith("there is progress again")

@@ -13,27 +13,9 @@ from pathlib import Path
 import pytest
 
 from deploykit_node import signals, supervisor
+from tests.node.conftest import HOSTILE
 
 pytestmark = pytest.mark.torch
-
-HOSTILE = [
-    "--flag",
-    "positional",
-    "--twice=1",
-    "--twice=2",
-    "a b",
-    "",
-    "it's",
-    '"quoted"',
-    "-x",
-    "--",
-    "--n",
-    "--nnodes=7",
-    "été ✓ 日本",
-    "new\nline",
-    "$(id) `id` \\ * {{ }} #SBATCH",
-    "-m",
-]
 
 DUMP = """\
     import json, os, sys
@@ -128,9 +110,6 @@ def test_two_emulated_nodes_form_one_world_over_gloo(bundle):
         one = torch.ones(1) * (dist.get_rank() + 1)
         dist.all_reduce(one)
         print("sum", one.item(), sys.argv[1:], os.environ["GLOO_SOCKET_IFNAME"], flush=True)
-        above = open(f"/proc/{os.getppid()}/cmdline").read()
-        print("its relay is", "of the shared folder" if os.getcwd() in above else "the node's own")
-        sys.stdout.flush()
         dist.destroy_process_group()
         os._exit(0)
         """,
@@ -145,7 +124,7 @@ def test_two_emulated_nodes_form_one_world_over_gloo(bundle):
     assert [end.code for end in ends] == [0, 0], ends
     said = {**ends[0].said, **ends[1].said}
     for rank in ("rank 0", "rank 1"):
-        assert said[rank] == ["sum 3.0 ['-m', 'x'] lo", "its relay is the node's own"]
+        assert said[rank] == ["sum 3.0 ['-m', 'x'] lo"]
     assert said["node 0"][0].startswith("interfaces: ")
     assert "GLOO_SOCKET_IFNAME=lo" in said["node 0"][1]
     assert "node 1 of 2 (emulated): rendezvous at 127.0.0.1 port" in said["node 1"][2]
@@ -396,3 +375,18 @@ def test_a_wrong_number_of_nodes_is_refused_at_once(bundle):
     assert "asks for 2 node(s), but alone gives this job 1" in done.log
     assert "Traceback" not in done.log
     assert bundle.end("node-0")["exit_code"] == 78
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "reason"),
+    [
+        ("sys.exit(75)", 75, "rank 0 exited with code 75"),
+        ("os.kill(os.getpid(), 11)", 139, "rank 0 was terminated by SIGSEGV (exit code 139)"),
+        ("os.kill(os.getppid(), 9)", 137, "rank 0 disappeared, as after SIGKILL"),
+    ],
+)
+def test_a_job_of_one_rank_ends_as_its_program(bundle, end, code, reason):
+    bundle.write("end.py", f"import os, sys, time\n{end}\ntime.sleep(60)")
+    done = bundle.run(*torchrun(processes=1), "end.py")
+    assert done.code == code, done.log
+    assert bundle.end("node-0")["reason"].startswith(reason)

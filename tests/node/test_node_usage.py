@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from deploykit.observe import usage as read
-from deploykit_node import exit_records
+from deploykit_node import records
 from deploykit_node.observe import nvml, usage
 from tests.node.test_node_stall import ALONE, SLEEPS, SPINS, Node, wait_for
 from tests.programs import needs
@@ -76,7 +76,7 @@ def test_cpu_and_memory_of_a_rank_are_recorded_until_it_ends(node, monkeypatch):
     assert (rank.rank, rank.node, rank.gpu) == (0, 0, None)
     assert rank.memory > 1 << 20
     assert read.read(one.run, 1) == []  # of another attempt
-    exit_records.record_node(one.env, 0, exit_records.NodeExit(0, ""))
+    records.record_node(one.env, 0, records.NodeExit(0, ""))
     assert read.read(one.run, 0) == []
     told = json.loads((one.run / "exit_records/software.json").read_text())
     assert told["versions"]["Python"] == platform.python_version()

@@ -13,7 +13,7 @@ from deploykit.job.model import State, Status
 from deploykit.lib import paths
 from deploykit.run import excluded_nodes as left_out
 from deploykit.run import registry
-from deploykit_node import exit_records
+from deploykit_node import records
 from deploykit_node.preflight import findings
 from tests.live_run import OnTerminal
 from tests.node.test_node_preflight import PLAN, told
@@ -31,7 +31,7 @@ def ended(tmp_path, monkeypatch):
     def record(run, hosts, *, failed_check=True, target="localhost", attempt=0):
         folder = tmp_path / run
         env = {"DEPLOYKIT_RUN_DIR": str(folder), "SLURM_RESTART_COUNT": str(attempt)}
-        exit_records.record_unhealthy(env, hosts, failed_check=failed_check)
+        records.record_unhealthy(env, hosts, failed_check=failed_check)
         row = registry.Run(run, "one", "slurm", target, str(folder), "", "", None, 1.0, "")
         left_out.learn([row])
 

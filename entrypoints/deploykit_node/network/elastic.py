@@ -13,7 +13,6 @@ from __future__ import annotations
 import datetime as dt
 import os
 import re
-import signal
 import socket
 import sys
 import time
@@ -27,13 +26,10 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
-    RendezvousStateError,
     RendezvousStoreInfo,
     RendezvousTimeoutError,
     rendezvous_handler_registry,
 )
-
-from deploykit_node import signals
 
 T = TypeVar("T")
 
@@ -93,7 +89,8 @@ class FixedNodes(RendezvousHandler):
             self._ranks = listening_store(self._nodes.host)
             self._control.set(self._key("port"), str(self._ranks.port))
         self._await(self._key("port"))
-        store_info = RendezvousStoreInfo(self._nodes.host, self._port())
+        port = int(self._reach(lambda: self._control.get(self._key("port"))))
+        store_info = RendezvousStoreInfo(self._nodes.host, port)
         os.environ[ROUND] = str(self._round - 1)
         shared = PrefixStore(self._key("torchrun"), self._control)
         return RendezvousInfo(shared, self._nodes.node, self._nodes.total, store_info)
@@ -134,12 +131,6 @@ class FixedNodes(RendezvousHandler):
                 raise RendezvousTimeoutError(f"{key} is missing after {_PATIENCE} seconds")
             time.sleep(_PAUSE)
 
-    def _port(self) -> int:
-        text = self._reach(lambda: self._control.get(self._key("port")))
-        if not text.isdigit() or not 0 < int(text[:6]) < 2**16:
-            raise RendezvousStateError(f"the ranks' port is {text[:20]!r}")
-        return int(text)
-
     @staticmethod
     def _reach(request: Callable[[], T]) -> T:
         try:
@@ -164,14 +155,6 @@ def listening_store(host: str, held: int | None = None) -> TCPStore:
     return TCPStore(
         host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
     )
-
-
-def serve(descriptor: int, launcher: int) -> None:
-    """Serve a store on a socket that listens already, for as long as the launcher lives."""
-    signals.tie(launcher, signal.SIGKILL)
-    store = listening_store("127.0.0.1", descriptor)
-    while store.port:
-        signal.pause()
 
 
 def create(parameters: RendezvousParameters) -> FixedNodes:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deploykit_node import exit_records, private, records
+from deploykit_node import records
 from deploykit_node.cluster import BadEnvironment, Cluster, Environ
-from deploykit_node.gathering import Pause
+from deploykit_node.network.gathering import Pause
 
 PORT_FILE = "rendezvous.json"
 """File in the run folder: where the nodes of this attempt meet, and the key they share."""
@@ -119,7 +119,7 @@ def name(env: Environ) -> str:
     """The run and its attempt, ``digits-1.0``, and the generation where the nodes may change."""
     run = env.get("DEPLOYKIT_RUN") or env.get("SLURM_JOB_ID") or "run"
     generation = env.get("DEPLOYKIT_GENERATION")
-    return f"{run}.{exit_records.attempt(env)}" + (f".{generation}" if generation else "")
+    return f"{run}.{records.attempt(env)}" + (f".{generation}" if generation else "")
 
 
 def _ports(env: Environ) -> list[int]:
@@ -181,7 +181,7 @@ def _publish(path: Path, env: Environ, held: socket.socket) -> None:
     }
     path.touch(0o600)
     path.chmod(0o600)
-    private.write(path, json.dumps(record) + "\n")
+    records.write_text(path, json.dumps(record) + "\n")
 
 
 def _published(cluster: Cluster, env: Environ, patience: float) -> dict[str, Any]:

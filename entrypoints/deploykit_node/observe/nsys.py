@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from deploykit_node import LAUNCH, cluster, exit_records, log, records, relay, signals
+from deploykit_node import LAUNCH, cluster, log, records, relay, signals
 from deploykit_node.cluster import BadEnvironment
 from deploykit_node.environment import Environ
 from deploykit_node.observe import processes, profile
@@ -114,16 +114,16 @@ class _Session:
     def run(self, program: Sequence[str]) -> int:
         """Run the program; the code with which its rank has exited."""
         count = {"TORCHELASTIC_RESTART_COUNT": self._env["DEPLOYKIT_ROUND"]}
-        exit_records.register({**self._env, **count}, self._ranks, self._number)
-        with exit_records.writing(self._ranks, f"rank-{self._number}"):
+        records.register({**self._env, **count}, self._ranks, self._number)
+        with records.writing(self._ranks, f"rank-{self._number}"):
             child = self._start(program)
             while child.poll() is None or self._living():
                 received = signals.wait([*relay.FORWARDED, signal.SIGCHLD], _TICK)
                 if received and received.number != signal.SIGCHLD:
                     self._early.append(received.number)
                 self._forward()
-        if exit_records.living(self._ranks).get(self._number) == os.getpid():  # it never began
-            exit_records.record_rank(self._env, self._rank, _NEVER, stopped=False)
+        if records.living(self._ranks).get(self._number) == os.getpid():  # it never began
+            records.record_rank(self._env, self._rank, _NEVER, stopped=False)
         return self._code(child.returncode)
 
     def _start(self, program: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -144,7 +144,7 @@ class _Session:
 
     def _living(self) -> int | None:
         """The process of the rank below, once it has registered and until it has ended."""
-        pid = exit_records.living(self._ranks).get(self._number)
+        pid = records.living(self._ranks).get(self._number)
         return pid if pid is not None and pid != os.getpid() and _lives(pid) else None
 
     def _forward(self) -> None:
@@ -160,7 +160,7 @@ class _Session:
         """The code of the rank, whatever that of nsys is; and a word about its report."""
         record = records.read(self._ranks / f"rank-{self._number}.json") or {"exit_code": _NEVER}
         if not self._file.exists():
-            text = f"no profile: nsys {exit_records.how(signals.shell_code(code))}, no report"
+            text = f"no profile: nsys {records.how(signals.shell_code(code))}, no report"
             start = f"{log.now()} [rank {self._number}] deploykit:"
             print(start, text, file=sys.stderr, flush=True)
-        return 0 if record["exit_code"] == exit_records.STOPPED else int(record["exit_code"])
+        return 0 if record["exit_code"] == records.STOPPED else int(record["exit_code"])

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from deploykit_node import cluster, exit_records, records
+from deploykit_node import cluster, records
 from deploykit_node.cluster import Environ
 from deploykit_node.records import ProcessRecord
 
@@ -55,7 +55,7 @@ def register(env: Environ, rank: cluster.Rank, pid: int, *, stacks: Path) -> Non
         "libraries": env.get("LD_LIBRARY_PATH", ""),
         "stacks": str(stacks),
         "world_size": rank.world_size,
-        "attempt": exit_records.attempt(env),
+        "attempt": records.attempt(env),
     }
     if folder is not None:
         with contextlib.suppress(OSError):  # a full disk is no reason not to train

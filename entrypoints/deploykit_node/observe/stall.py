@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploykit_node import LAUNCH, cluster, exit_records, records
+from deploykit_node import LAUNCH, cluster, records
 from deploykit_node.cluster import BadEnvironment, Environ
 from deploykit_node.log import now
 from deploykit_node.observe import meeting, processes
@@ -146,7 +146,7 @@ class Watch:
     def _progressed(self, moment: float) -> bool:
         """Whether a rank has printed, started or ended, or written files, since the last look."""
         heard = {path.name: path.stat().st_mtime_ns for path in self._folder.glob("*.heard")}
-        living = exit_records.living(self._folder)
+        living = records.living(self._folder)
         signs = (heard, living)
         changed, self._signs = signs != self._signs or not living, signs
         self._heard = self._heard or bool(heard)
@@ -230,7 +230,7 @@ class Watch:
             "longest": round(self._longest),
             "dump": name,
             "nodes": len(self._here.hosts),
-            "attempt": exit_records.attempt(self._env),
+            "attempt": records.attempt(self._env),
             "waiting": waiting.number if waiting else 0,
             "address": waiting.address if waiting else "",
             "refused": waiting.refused if waiting else False,
@@ -257,17 +257,17 @@ class Watch:
         if sum(1 for _ in folder.glob("stall-*.json")) < nodes:  # names alone, as nodes are many
             return
         stalled = records.read_all(folder, "stall-*.json", {"attempt": int})
-        attempt = exit_records.attempt(self._env)
+        attempt = records.attempt(self._env)
         if sum(record["attempt"] == attempt for _, record in stalled) < nodes:
             return
         self._killed = True
         self._say("on_stall: restart: sending SIGKILL to the ranks")
-        for relay in exit_records.living(self._folder).values():
+        for relay in records.living(self._folder).values():
             for pid in processes.children(relay)[:1]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
     def _tree(self) -> list[int]:
         """The processes of this node's ranks."""
-        relays = exit_records.living(self._folder).values()
+        relays = records.living(self._folder).values()
         return [pid for relay in relays for pid in processes.children(relay)]

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TypeVar
 
-from deploykit_node import cluster, exit_records, private, records
+from deploykit_node import cluster, records
 from deploykit_node.cluster import Environ
 from deploykit_node.log import now
 from deploykit_node.observe import nvml, processes
@@ -61,13 +61,13 @@ class Recorder:
             records.write(file, software.of(self._devices))
 
     def _record(self) -> UsageRecord:
-        relays = exit_records.living(self._folder)
+        relays = records.living(self._folder)
         below = processes.trees(relays.values())
         ranks = {
             str(rank): self._of_rank(rank, position, below[relays[rank]])
             for position, rank in enumerate(sorted(relays))
         }
-        return {"time": now(), "attempt": exit_records.attempt(self._env), "ranks": ranks}
+        return {"time": now(), "attempt": records.attempt(self._env), "ranks": ranks}
 
     def _of_rank(self, rank: int, position: int, pids: list[int]) -> RankUsage:
         """The usage of a rank's program and its children; its GPU is the one at its position."""
@@ -108,7 +108,7 @@ class _History:
             self._due = moment + _SHARE * (moment - self._begun)
             line: UsageRecord = {**record, "ranks": self._most}
             self._most = {}
-            with open(self._file, "a", encoding="utf-8", opener=private.opener) as file:
+            with open(self._file, "a", encoding="utf-8", opener=records.private) as file:
                 file.write(json.dumps(line) + "\n")
 
 

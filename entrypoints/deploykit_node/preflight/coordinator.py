@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from deploykit_node import exit_records, log
+from deploykit_node import log, records
 from deploykit_node.cluster import BadEnvironment, Cluster, Environ
 from deploykit_node.network import interfaces
 from deploykit_node.network.rendezvous import Rendezvous
@@ -80,7 +80,7 @@ def test(nodes: Peers, env: Environ, processes: int, say: Callable[[str], None])
         say(f"preflight: {line}")
     fatal = [finding.text for finding in running.findings if finding.fatal]
     if nodes.node == 0:
-        exit_records.record_unhealthy(env, blamed(nodes, fatal), failed_check=True)
+        records.record_unhealthy(env, blamed(nodes, fatal), failed_check=True)
     if fatal:
         raise BadEnvironment(f"preflight stopped the job after {took:.1f} s: " + " | ".join(fatal))
 

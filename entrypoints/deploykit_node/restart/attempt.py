@@ -15,14 +15,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from deploykit_node import cap, exit_records, log, private, records, signals
+from deploykit_node import log, records, signals
 from deploykit_node.cluster import Cluster, Environ
-from deploykit_node.exit_records import STOPPED, NodeExit
-from deploykit_node.gathering import Pause, is_written
+from deploykit_node.network import alive, gathering
 from deploykit_node.network.alive import Listener
-from deploykit_node.records import AttemptRecord
-from deploykit_node.restart import checkpoints, heartbeat, restarts, slurm_job
-from deploykit_node.restart.restarts import (
+from deploykit_node.network.gathering import Pause, is_written
+from deploykit_node.records import STOPPED, AttemptRecord, NodeExit
+from deploykit_node.restart import cap, checkpoints, slurm_job
+from deploykit_node.restart.slurm_job import (
     ERROR,
     NODE_FAILURE,
     PREEMPTION,
@@ -47,8 +47,8 @@ class Attempt:
 
     def __init__(self, env: Environ, here: Cluster) -> None:
         self._env, self._here = env, here
-        self._number = exit_records.attempt(env)
-        self._limits = restarts.limits(env) if here.launcher == "slurm" else {}
+        self._number = records.attempt(env)
+        self._limits = slurm_job.restart_limits(env) if here.launcher == "slurm" else {}
         self._checkpoints = env.get("DEPLOYKIT_CHECKPOINT_DIR", "")
         self._at_start = checkpoints.snapshot(self._checkpoints)
         self._received: dict[int, float] = {}
@@ -59,9 +59,9 @@ class Attempt:
         self._heartbeat: Listener | None = None
         self.cap: cap.Cap | None = None
         """When this attempt has used up the job's cost cap; None without one."""
-        self._capped = False
+        self._capped, self._capped_file = False, self._records / f"capped-{self._number}"
         flag = self._decision(self._number)
-        self._ended = exit_records.gathering(env, "ended", here, flag) if self._limits else None
+        self._ended = gathering.gathering(env, "ended", here, flag) if self._limits else None
         self._recorded: NodeExit | None = None
         self.missing: list[int] = []
         """Nodes for which a job has waited in vain that can do without some."""
@@ -93,9 +93,9 @@ class Attempt:
         records.write(path, record)
         if not self._number:
             return None
-        counted = restarts.counts(self._env, self._number)
-        self._say(f"restart {self._number} ({restarts.describe(counted)})")
-        why = restarts.why(self._env, self._number) or NODE_FAILURE
+        counted = slurm_job.restarts(self._env, self._number)
+        self._say(f"restart {self._number} ({slurm_job.describe(counted)})")
+        why = slurm_job.why_restarted(self._env, self._number) or NODE_FAILURE
         if counted[why] <= self._limits.get(why, counted[why]):
             return None
         reason = f"Slurm restarted it, but {self._used_up(why)}; {self._how_to_resume()}"
@@ -110,18 +110,18 @@ class Attempt:
             # only a manual requeue restarts an attempt that had ended
             ended = self._decision(number - 1).exists()
             why = slurm_job.cause(self._run, 0, log_sizes)
-            restarts.record(self._env, number, why or (REQUEST if ended else NODE_FAILURE))
+            slurm_job.record_restart(self._env, number, why or (REQUEST if ended else NODE_FAILURE))
 
     def regroup(self, group: Cluster) -> None:
         """From now on only the nodes of `group` train."""
         flag = self._decision(self._number)
         if self._limits:
-            self._ended = exit_records.gathering(self._env, "ended", group, flag)
+            self._ended = gathering.gathering(self._env, "ended", group, flag)
 
     def start_heartbeat(self, address: str) -> None:
         """Show the other nodes that this one is alive, at its own `address`."""
         if self._limits and self._here.peer:
-            self._heartbeat = heartbeat.start(self._env, self._here.node, address)
+            self._heartbeat = alive.start(self._env, self._here.node, address)
 
     def on_signal(self, number: int, received_at: float) -> None:
         """Note a signal that the ranks have received, and why Slurm sent it."""
@@ -135,11 +135,7 @@ class Attempt:
         """Note, for all nodes, that the job has used up its cost cap."""
         self._capped = True
         if self._limits:
-            private.write(self._capped_file, "")
-
-    @property
-    def _capped_file(self) -> Path:
-        return self._records / f"capped-{self._number}"
+            records.write_text(self._capped_file, "")
 
     @property
     def stop_signal(self) -> int | None:
@@ -173,7 +169,7 @@ class Attempt:
     def record(self, end: NodeExit) -> None:
         """Leave the exit record of this node, unless it says the same already."""
         if end != self._recorded:
-            exit_records.record_node(self._env, self._here.node, end)
+            records.record_node(self._env, self._here.node, end)
         self._recorded = end
         if self._ended:
             self._ended.arrive()
@@ -222,7 +218,8 @@ class Attempt:
                 reason = f"node {lost[0]} no longer responds, and {end.reason}"
                 return NODE_FAILURE, end._replace(reason=reason)
             return ERROR, end
-        if job.timed_out or (self._noticed and job.left <= self._notice + _EARLY):
+        notice = float(self._env.get("DEPLOYKIT_NOTICE") or 0)  # seconds before the time limit
+        if job.timed_out or (self._noticed and job.left <= notice + _EARLY):
             return TIME_LIMIT, end
         if job.preempted:
             return PREEMPTION, end
@@ -243,23 +240,18 @@ class Attempt:
     def _lost_nodes(self) -> list[int]:
         if self.missing:
             return self.missing
-        lost = heartbeat.lost_nodes(self._env, self._here.node) if self._here.peer else []
+        lost = alive.lost_nodes(self._env, self._here.node) if self._here.peer else []
         hosts = {self._here.hosts[node]: "its launcher disappeared" for node in lost}
-        exit_records.record_unhealthy(self._env, hosts, failed_check=False)
+        records.record_unhealthy(self._env, hosts, failed_check=False)
         return lost
 
     @property
     def _noticed(self) -> bool:
         return signal.SIGUSR2 in self._received
 
-    @property
-    def _notice(self) -> float:
-        """Seconds between Slurm's notice and the time limit."""
-        return float(self._env.get("DEPLOYKIT_NOTICE") or 0)
-
     def _objection(self, why: str, end: NodeExit) -> str | None:
         """Why the job must not be restarted; None if it may be."""
-        counted = restarts.counts(self._env, self._number)
+        counted = slurm_job.restarts(self._env, self._number)
         if counted[why] >= self._limits.get(why, counted[why] + 1):
             return self._used_up(why)
         saved = end.code == STOPPED or checkpoints.newest(self._at_start, self._checkpoints)
@@ -273,12 +265,12 @@ class Attempt:
     def _requeue(self, why: str, end: NodeExit) -> NodeExit:
         """Ask Slurm for the next attempt. If it agrees, it now ends this one."""
         number = self._number + 1
-        restarts.record(self._env, number, why)
+        slurm_job.record_restart(self._env, number, why)
         error = slurm_job.requeue(self._env)
         if error is not None:
-            restarts.withdraw(self._env, number)
+            slurm_job.withdraw_restart(self._env, number)
             return _extended(end, f"Slurm did not requeue it: {error}")
-        counted = restarts.describe(restarts.counts(self._env, number))
+        counted = slurm_job.describe(slurm_job.restarts(self._env, number))
         return _extended(end, f"requeued: restart {number} ({counted})")
 
     def _record_slurms_restart(self, job: slurm_job.Job) -> None:
@@ -286,7 +278,7 @@ class Attempt:
         why = slurm_job.cause(self._run, self._here.node, self._logs)
         if set(job.nodes) != set(self._here.hosts):
             why = NODE_FAILURE  # Slurm has removed the failed node from the job's list
-        restarts.record(self._env, self._number + 1, why or PREEMPTION)
+        slurm_job.record_restart(self._env, self._number + 1, why or PREEMPTION)
 
     def _stop_reason(self, end: NodeExit) -> str:
         """The reason for ranks that stopped with a checkpoint."""

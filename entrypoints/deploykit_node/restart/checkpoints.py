@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from deploykit_node import written
-from deploykit_node.written import KEPT
+from deploykit_node import outputs
+from deploykit_node.outputs import KEPT
 
 Snapshot = Mapping[str, int]
 """The complete entries of the folder, each with its last modification in nanoseconds."""
@@ -35,7 +35,7 @@ def snapshot(folder: str) -> Snapshot:
             modified = dict(_modified(entry) for entry in entries if _is_complete(entry))
     except OSError:
         return {}
-    kept = written.files(Path(folder, KEPT))
+    kept = outputs.files(Path(folder, KEPT))
     return modified | {
         f"{KEPT}/{file.path}": file.modified for file in kept if file.path.endswith(_CHECKPOINT)
     }

@@ -3,23 +3,34 @@
 How a job looks while it is being ended was measured on Slurm 22.05: the state is COMPLETING
 whatever the cause, so the cause is read from other fields. Fields and commands:
 https://slurm.schedmd.com/scontrol.html
+
+Why the job was restarted, and how often, is in one ``exit_records/restart-N.json`` per restart. The
+first process that knows the reason writes it before the restart happens; no other overwrites it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import re
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploykit_node import cluster
+from deploykit_node import cluster, records
 from deploykit_node.cluster import Environ
-from deploykit_node.restart.restarts import NODE_FAILURE, PREEMPTION, REQUEST, TIME_LIMIT
+from deploykit_node.log import now
+from deploykit_node.records import RestartRecord
+
+TIME_LIMIT, PREEMPTION, NODE_FAILURE = "time_limit", "preemption", "node_failure"
+ERROR = "error"
+REQUEST = "request"
+"""A user asked for it: `scontrol requeue`, or `scancel --signal=USR2`. No limit counts these."""
 
 _DUE_TO = re.compile(
     r"^slurmstepd\S* error: \*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+ DUE TO ([A-Z ]+[A-Z])",
@@ -164,3 +175,44 @@ def _run(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         argv, env=env, capture_output=True, text=True, timeout=_PATIENCE, check=False
     )
+
+
+def restart_limits(env: Environ) -> dict[str, int]:
+    """How often the job may be restarted, by reason; empty if it is never restarted."""
+    values: dict[str, int] = json.loads(env.get("DEPLOYKIT_RESTARTS") or "{}")
+    return values
+
+
+def record_restart(env: Environ, number: int, why: str) -> None:
+    """Record the reason for restart `number`, unless it is recorded already."""
+    path = _restart_file(env, number)
+    content: RestartRecord = {"restart": number, "why": why, "time": now()}
+    records.write_first(path, content)
+
+
+def withdraw_restart(env: Environ, number: int) -> None:
+    """Delete the record of restart `number`, which does not happen."""
+    _restart_file(env, number).unlink(missing_ok=True)
+
+
+def why_restarted(env: Environ, number: int) -> str | None:
+    """The reason for restart `number`, if one was recorded."""
+    reason = (records.read(_restart_file(env, number)) or {}).get("why")
+    return reason if isinstance(reason, str) else None
+
+
+def restarts(env: Environ, upto: int) -> Counter[str]:
+    """The number of restarts by reason, among restarts 1 to `upto`.
+
+    A restart without a record counts as a node failure.
+    """
+    return Counter(why_restarted(env, number) or NODE_FAILURE for number in range(1, upto + 1))
+
+
+def describe(counted: Counter[str]) -> str:
+    """``time limit 2, preemption 1``."""
+    return ", ".join(f"{why.replace('_', ' ')} {count}" for why, count in counted.items())
+
+
+def _restart_file(env: Environ, number: int) -> Path:
+    return Path(env["DEPLOYKIT_RUN_DIR"], records.FOLDER, f"restart-{number}.json")

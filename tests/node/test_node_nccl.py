@@ -6,8 +6,8 @@ import importlib.metadata
 
 import pytest
 
-from deploykit_node import nccl_env
-from deploykit_node.nccl_env import Machine
+from deploykit_node import nccl
+from deploykit_node.nccl import Machine
 
 CPU = Machine(gpus=False, efa=False, torch=(2, 13))
 GPUS = Machine(gpus=True, efa=False, torch=(2, 13))
@@ -24,7 +24,7 @@ NEVER = {
 
 
 def chosen(here, env, user=()):
-    return {name: value for name, value, _ in nccl_env.choose(here, env, dict(user))}
+    return {name: value for name, value, _ in nccl.choose(here, env, dict(user))}
 
 
 def test_a_machine_without_gpus_gets_none():
@@ -69,9 +69,9 @@ def test_efa_is_seen_and_needs_one_variable(tmp_path):
     device = tmp_path / "sys/class/infiniband/rdmap0s6/device"
     for folder in (driver, device):
         folder.mkdir(parents=True)
-    assert not nccl_env.machine(tmp_path).efa
+    assert not nccl.machine(tmp_path).efa
     (device / "driver").symlink_to(driver)
-    here = nccl_env.machine(tmp_path)
+    here = nccl.machine(tmp_path)
     assert here.efa
     assert not here.gpus
     assert chosen(here, RUN) == {"FI_EFA_USE_HUGE_PAGE": "0"}
@@ -79,7 +79,7 @@ def test_efa_is_seen_and_needs_one_variable(tmp_path):
 
 def test_the_version_is_that_of_the_package():
     found = importlib.metadata.version("torch").split(".")[:2]
-    assert nccl_env._torch() == tuple(map(int, found))
+    assert nccl._torch() == tuple(map(int, found))
 
 
 @pytest.mark.parametrize("env", [RUN, DEBUG])
@@ -91,7 +91,7 @@ def test_the_users_values_are_kept_and_nothing_harmful_is_set(env, efa):
     for name in ours:
         assert name not in chosen(here, env, {name: "mine"})
     assert chosen(here, env, ours) == {}
-    assert all(why for _, _, why in nccl_env.choose(here, env, {}))
+    assert all(why for _, _, why in nccl.choose(here, env, {}))
 
 
 @pytest.mark.torch

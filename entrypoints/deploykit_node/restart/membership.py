@@ -2,7 +2,8 @@
 
 Such a job trains in generations: the members of one are fixed, and torchrun runs with them as in
 any other job. A generation ends early when a member is lost, or when another node has come and
-there is a new checkpoint to go on from. Each node then waits for the next one.
+there is a new checkpoint to go on from. Each node then waits for the next one, whose ranks go on
+from the newest checkpoint, as after any other restart.
 
 Everything is agreed upon through small files in ``members/ATTEMPT`` of the run folder:
 
@@ -17,17 +18,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
+import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deploykit_node import exit_records, private, records
-from deploykit_node.cluster import BadEnvironment, Cluster, Environ
-from deploykit_node.network.alive import Listener
+from deploykit_node import log, records
+from deploykit_node.cluster import BadEnvironment, Cluster
+from deploykit_node.command import Command
+from deploykit_node.environment import Environ
+from deploykit_node.network import addresses, alive, interfaces
+from deploykit_node.records import NodeExit
 from deploykit_node.restart import checkpoints
+from deploykit_node.restart.attempt import Attempt
 
+Run = Callable[[Command, Environ, Cluster, Attempt, Callable[[], int | None]], NodeExit]
+"""Runs torchrun with a fixed set of nodes."""
 FOLDER = "members"
 """Folder inside the run folder."""
 EVERY = 1.0
@@ -68,11 +75,7 @@ class Member(NamedTuple):
 
     def answers(self) -> bool:
         """Whether the launcher lives."""
-        try:
-            with socket.create_connection((self.host, self.port), _ANSWER):
-                return True
-        except OSError:
-            return False
+        return alive.answers(self.host, self.port, _ANSWER)
 
 
 class Generation(NamedTuple):
@@ -95,8 +98,8 @@ class Membership:
         self._env, self._node, self._size = env, node, size
         self._run = records.folder(env)
         self._folder = folder(env)
-        private.folder(self._folder)
-        self._listener = Listener(address)
+        records.make_folder(self._folder)
+        self._listener = alive.Listener(address)
         self._me = Member(node, address, self._listener.port)
         self._now = Generation(0, ())
         self._checkpoints: checkpoints.Snapshot = {}
@@ -201,7 +204,7 @@ class Membership:
     def _lost(self, others: Sequence[Member]) -> str | None:
         """Which of the other members live no more, in words, unless they have ended."""
         silent = [member.node for member in others if not member.answers()]
-        lost = sorted(node for node in silent if not exit_records.has_ended(self._env, node))
+        lost = sorted(node for node in silent if not records.has_ended(self._env, node))
         if not lost or over(self._env):
             return None
         return f"node {', '.join(map(str, lost))} was lost"
@@ -214,7 +217,7 @@ class Membership:
 
     def _ended(self) -> bool:
         """Whether a member has ended by itself."""
-        return any(exit_records.has_ended(self._env, one.node) for one in self._now.members)
+        return any(records.has_ended(self._env, one.node) for one in self._now.members)
 
     def _joining(self) -> str | None:
         """The nodes that have come, in words, once there is a checkpoint newer than they are."""
@@ -248,7 +251,7 @@ def folder(env: Environ) -> Path:
             "The nodes of a job whose number of nodes may change find each other through the run "
             "folder: set DEPLOYKIT_RUN_DIR to one folder that all of them share."
         )
-    return Path(run, FOLDER, str(exit_records.attempt(env)))
+    return Path(run, FOLDER, str(records.attempt(env)))
 
 
 def over(env: Environ) -> bool:
@@ -256,17 +259,85 @@ def over(env: Environ) -> bool:
     return (folder(env) / "over").exists()
 
 
-def end(env: Environ, code: int) -> None:
+def end_job(env: Environ, code: int) -> None:
     """Say that the job is over, with an exit code."""
     if records.folder(env) is not None:
-        private.folder(folder(env))
+        records.make_folder(folder(env))
         _create(folder(env) / "over", f"{code}\n")
 
 
 def _create(path: Path, text: str) -> None:
     """Write a file that other nodes see at once and whole. The first one to create it wins."""
     scratch = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
-    private.write(scratch, text)
+    records.write_text(scratch, text)
     with contextlib.suppress(FileExistsError):
         os.link(scratch, path)
     scratch.unlink()
+
+
+def run(words: Command, env: Environ, here: Cluster, attempt: Attempt, run_group: Run) -> NodeExit:
+    """Train with whatever nodes there are, until the program or the job ends."""
+    least, most = words.nodes()
+    env["DEPLOYKIT_FULL_WORLD_SIZE"] = str(most * words.processes())
+    members = Membership(env, here.node, Size(least, len(here.hosts)), _own_address(here))
+
+    def train(generation: Generation) -> NodeExit:
+        group = generation.cluster(here)
+        attempt.regroup(group)
+        fixed = words.with_nodes(len(group.hosts))
+        return run_group(fixed, env, group, attempt, lambda: _signal(members.change()))
+
+    try:
+        end = _train_in_groups(members, train, env, here, attempt)
+    except TooFewNodes as error:
+        attempt.missing = error.missing
+        end = NodeExit(BadEnvironment.exit_code, str(error))
+    end_job(env, end.code)
+    members.close()
+    return end
+
+
+def _train_in_groups(
+    members: Membership,
+    train: Callable[[Generation], NodeExit],
+    env: Environ,
+    here: Cluster,
+    attempt: Attempt,
+) -> NodeExit:
+    """Train with one group of nodes after the other."""
+    while (generation := members.join(lambda text: log.say(here.node, text))) is not None:
+        env["DEPLOYKIT_GENERATION"] = str(generation.number)
+        _describe(generation, here)
+        end = train(generation)
+        why = _why_not_over(end, attempt, members)
+        if why is None:
+            return end
+        log.say(here.node, f"{why}: forming a new group")
+    return NodeExit(0, "the job ended while this node waited to join it")
+
+
+def _signal(why: str | None) -> int | None:
+    """The signal for ranks that make way for others; those of a lost node wait for it in vain."""
+    if why is None:
+        return None
+    return signal.SIGTERM if why.endswith("joins") else signal.SIGKILL
+
+
+def _why_not_over(end: NodeExit, attempt: Attempt, members: Membership) -> str | None:
+    """Why the job goes on with other nodes; None if it has ended."""
+    if end.code == 0 or attempt.stop_signal is not None:
+        return None
+    return members.change_after_end()
+
+
+def _describe(generation: Generation, here: Cluster) -> None:
+    names = ", ".join(str(member.node) for member in generation.members)
+    count = len(generation.members)
+    text = f"group {generation.number}: {count} of {len(here.hosts)} nodes train ({names})"
+    log.say(here.node, text)
+
+
+def _own_address(here: Cluster) -> str:
+    """The address of this node that the others reach."""
+    route = interfaces.route_to_any(addresses.peer_addresses(here)) if here.peer else None
+    return route.source if route else "127.0.0.1"

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from deploykit_node import exit_records, records
+from deploykit_node import records
 from deploykit_node.cluster import Environ
 from deploykit_node.restart import slurm_job
 
@@ -70,7 +70,7 @@ def begin(env: Environ, node: int) -> Cap | None:
     values = json.loads(text)
     now = time.time()
     began = _began(env, now, node)
-    folder, attempt = records.folder(env), exit_records.attempt(env)
+    folder, attempt = records.folder(env), records.attempt(env)
     earlier = sum(_billed(folder, number) for number in range(attempt)) if folder else 0.0
     left = float(values["seconds"]) - earlier - (now - began)
     record = None
@@ -90,13 +90,8 @@ def _cap(text: str, left: float, record: Path | None) -> Cap:
 def _billed(folder: Path, attempt: int) -> float:
     """Seconds that an earlier attempt has run, as its first node has kept them."""
     path = folder / f"billed-{attempt}.json"
-    began = (records.read(path) or {}).get("began")
-    if not isinstance(began, (int, float)):
-        return 0.0
-    try:
-        return max(0.0, path.stat().st_mtime - began + KEEP)
-    except OSError:
-        return 0.0
+    record = records.read(path)
+    return max(0.0, path.stat().st_mtime - record["began"] + KEEP) if record else 0.0
 
 
 def _began(env: Environ, now: float, node: int) -> float:

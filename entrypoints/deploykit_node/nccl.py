@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from deploykit_node import private
+from deploykit_node import log, records
 from deploykit_node.cluster import BadEnvironment, Environ
 
 VARIABLE = "DEPLOYKIT_DEBUG"
@@ -102,11 +102,19 @@ def _debug(folder: Path | None) -> Iterator[Setting]:
     yield Setting("LOGLEVEL", "INFO", "torchrun's agent logs its steps")
 
 
-def prepare(env: Environ) -> None:
-    """Make the folder that the settings name. Raises BadEnvironment if that fails."""
-    folder = _folder(env)
-    if folder is not None:
+def set_variables(env: dict[str, str], kept: Mapping[str, str], number: int) -> None:
+    """Set the variables, except those in `kept`, and make the folder that they name.
+
+    `number` is the node's or the rank's; number 0 logs each variable with its reason. Raises
+    BadEnvironment if the folder cannot be made.
+    """
+    settings, folder = choose(machine(), env, kept), _folder(env)
+    if settings and folder is not None:
         try:
-            private.folder(folder)
+            records.make_folder(folder)
         except OSError as error:
             raise BadEnvironment(f"{folder} cannot be created here: {error.strerror}") from None
+    for name, value, why in settings:
+        env[name] = value
+        if number == 0:
+            log.say(0, f"setting {name}={value}: {why}")

@@ -13,7 +13,8 @@ import random
 import time
 from pathlib import Path
 
-from deploykit_node import private
+from deploykit_node import records
+from deploykit_node.cluster import Cluster, Environ
 
 _ALL = "all"
 _COUNTS = 25.0
@@ -101,7 +102,7 @@ class Gathering:
             return True
         if self._counting.over() and self._all_have_come():
             if self._writes_flag:
-                private.write(self._flag, "\n")
+                records.write_text(self._flag, "\n")
             return True
         return False
 
@@ -114,7 +115,14 @@ class Gathering:
     def _touch(self, name: str) -> None:
         path = str(self._folder / name)
         try:
-            os.close(private.opener(path, os.O_CREAT | os.O_WRONLY))
+            os.close(records.private(path, os.O_CREAT | os.O_WRONLY))
         except FileNotFoundError:
-            private.folder(self._folder)
-            os.close(private.opener(path, os.O_CREAT | os.O_WRONLY))
+            records.make_folder(self._folder)
+            os.close(records.private(path, os.O_CREAT | os.O_WRONLY))
+
+
+def gathering(env: Environ, name: str, here: Cluster, flag: Path | None = None) -> Gathering | None:
+    """The nodes that have come to the point `name` of this attempt; None without a run folder."""
+    folder, group = records.folder(env), records.generation(env)
+    point = f"gathering-{name}{group or ''}-{records.attempt(env)}"
+    return Gathering(folder / point, here.node, len(here.hosts), flag) if folder else None
