@@ -33,13 +33,12 @@ from trainer.checkpoint.checkpointer import CheckpointManager
 from trainer.checkpoint.integrity import Progress, VerifiedCheckpoint
 from trainer.data import Batch, BatchLoader
 from trainer.errors import ConfigError
-from trainer.measure import comm_timing
 from trainer.measure.meter import Meter
-from trainer.measure.profiling import StepProfiler
-from trainer.measure.progress_bar import ProgressBar
+from trainer.measure.profiling import profiler, progress_bar
+from trainer.measure.timing import timed_waits
 from trainer.metrics import MetricsWriter, in_words, prefixed
 from trainer.optim import gradients, optimizers
-from trainer.optim.precision import LossScaler
+from trainer.optim.gradients import LossScaler
 from trainer.parallel import process_group
 from trainer.parallel.layout import Layout, accumulate
 from trainer.parallel.process_group import DistributedContext, sum_over_ranks
@@ -97,7 +96,6 @@ class Trainer:
         self.epoch_steps = self.steps_per_epoch()
         self.steps = min(options.epochs * self.epoch_steps, options.steps or sys.maxsize)
         self.meter = Meter(setup)
-        self.profiler = StepProfiler(options.profile, OUTPUT_DIR, context)
         self.stop_vote = StopVote(stop_signals)
         self.loss_scaler = LossScaler(enabled=options.precision == "fp16")
         self.checkpoints = CheckpointManager(
@@ -112,7 +110,7 @@ class Trainer:
         self.lr_schedule = optimizers.lr_schedule(
             options, optimizer, self.steps, completed=self.step, create=create
         )
-        self.progress_bar = ProgressBar(context, self.steps, self.step)
+        self.progress_bar = progress_bar(context, self.steps, self.step)
         folder = OUTPUT_DIR if context.is_rank_zero else None
         self.metrics = MetricsWriter(folder, self.step, tensorboard=options.tensorboard)
 
@@ -131,32 +129,34 @@ class Trainer:
             f"global batch {self.options.batch_size}, strategy {self.options.strategy}, "
             f"{self.steps} steps"
         )
-        for epoch in count(self.step // self.epoch_steps):
-            if self.step >= self.steps or self.out_of_patience():
-                break
-            with comm_timing.timed_waits(self.strategy.timer):
-                completed = self.train_epoch(epoch)
-            if not completed:
-                self.progress_bar.close()
-                path = self.save()
-                self.checkpoints.wait()
-                self.context.log(f"stopped early after step {self.step}; checkpoint: {path}")
-                self.metrics.close()
-                return False
-        self.finish()
-        return True
+        completed = True
+        with profiler(self.options.profile, self.step, OUTPUT_DIR, self.context) as profile:
+            for epoch in count(self.step // self.epoch_steps):
+                if not completed or self.step >= self.steps or self.out_of_patience():
+                    break
+                with timed_waits(self.strategy.timer):
+                    completed = self.train_epoch(epoch, profile)
+        self.progress_bar.close()
+        if completed:
+            self.finish()
+        else:
+            path = self.save()
+            self.checkpoints.wait()
+            self.context.log(f"stopped early after step {self.step}; checkpoint: {path}")
+        self.metrics.close()
+        return completed
 
-    def train_epoch(self, epoch: int) -> bool:
+    def train_epoch(self, epoch: int, profile: Any = None) -> bool:
         """Run the remaining steps of an epoch. Returns False if a stop was requested."""
         completed = self.step - epoch * self.epoch_steps
         batches = self.batches.epoch(epoch, self.options.seed, completed, self.options.workers)
         self.meter.start(self.step)
         for batch in self.strategy.timer.timed("data", batches):
             self.stop_vote.start()
-            self.profiler.before_step(self.step + 1)
             self.train_step(batch)
-            self.profiler.after_step(self.step)
-            self.progress_bar.update(self.step)
+            if profile:
+                profile.step()
+            self.progress_bar.update()
             stop = self.stop_vote.result()
             if stop is not None:
                 self.write_metrics(epoch)
@@ -192,8 +192,8 @@ class Trainer:
             strategy.optimizer.zero_grad()
         self.lr_schedule.step()
         if logged:
-            others = strategy.extra_metrics() | {"lr": lr, "gradient_norm": norm}
-            self.meter.measure(self.step, float(loss()) * self.layout.contributes_loss, **others)
+            own_loss = float(loss()) * self.layout.contributes_loss
+            self.meter.measure(self.step, own_loss, lr=lr, gradient_norm=norm)
 
     def write_metrics(self, epoch: int) -> None:
         """Write the metrics of the logged steps that have not been written. Collective."""
@@ -232,7 +232,6 @@ class Trainer:
 
         If ``--patience`` has stopped the training, they are those of the best checkpoint.
         """
-        self.progress_bar.close()
         self.checkpoints.wait()
         if self.step < self.steps:
             self.context.log(
@@ -247,9 +246,6 @@ class Trainer:
         test = self.evaluate(self.task.test)
         values = prefixed("val", validation) | prefixed("test", test)
         self.metrics.write(self.step, self.options.epochs, **values)
-        self.metrics.close()
-        if summary := self.strategy.summary():
-            self.context.log(summary)
         for name, result in (("validation", validation), ("test", test)):
             if result:
                 metrics = {key: result[key] for key in self.task.metric_functions}
@@ -273,7 +269,8 @@ class Trainer:
                 outputs = self.strategy.forward(batch.inputs)
                 if outputs is not None and self.layout.contributes_loss:
                     values = [function(outputs, batch.targets) for function in functions.values()]
-                    values = [torch.where(_any(batch), each.double(), 0.0) for each in values]
+                    counts = torch.as_tensor(batch.count) > 0
+                    values = [torch.where(counts, each.double(), 0.0) for each in values]
                     loss = self.strategy.objective.loss(outputs, batch) * batch.total
                     sums += torch.stack([torch.as_tensor(batch.count).to(loss), loss, *values])
         targets, *means = sum_over_ranks(self.context, sums.tolist())
@@ -360,11 +357,6 @@ def progress_problem(progress: Progress) -> str:
         if type(progress.get(name)) is not expected:
             return f"its {name} is not of type {expected.__name__}"
     return "" if 0 < progress["loss_scale"] < inf else "its loss_scale is out of range"
-
-
-def _any(batch: Batch) -> torch.Tensor:
-    """Whether a target of the batch counts."""
-    return torch.as_tensor(batch.count) > 0
 
 
 if __name__ == "__main__":

@@ -32,8 +32,7 @@ sys.path.insert(0, str(runs.ENTRYPOINTS))
 
 from trainer import arguments
 from trainer.errors import ConfigError
-from trainer.parallel.layout import Layout
-from trainer.parallel.presets import STRATEGIES
+from trainer.parallel.layout import STRATEGIES, Layout
 from trainer.parallel.process_group import DistributedContext
 
 PAGE = TOP / "docs/gpu.md"

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer import tasks
 from trainer.measure.profiling import STEP_RANGE
-from trainer.parallel.presets import STRATEGIES
+from trainer.parallel.layout import STRATEGIES
 from trainer.train_options import TrainOptions
 
 DEFAULTS = {

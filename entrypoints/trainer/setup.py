@@ -10,8 +10,7 @@ from trainer.errors import ConfigError
 from trainer.measure.timing import StepTimer
 from trainer.objective import Objective
 from trainer.parallel.deferred import FirstWeights
-from trainer.parallel.layout import Layout
-from trainer.parallel.presets import Preset
+from trainer.parallel.layout import Layout, Preset
 from trainer.parallel.process_group import DistributedContext, sum_over_ranks
 from trainer.task import IGNORE_INDEX, Task, cross_entropy, is_integer
 from trainer.train_options import TrainOptions

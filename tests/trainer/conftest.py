@@ -25,11 +25,9 @@ def two_ranks(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory):
+def four(pools):
     """Four ranks that train on request."""
-    pool = RankPool(4, tmp_path_factory.mktemp("pool"))
-    yield pool
-    pool.close()
+    return pools[4]
 
 
 @pytest.fixture(scope="module")

@@ -273,11 +273,6 @@ def pairs(_options):
     return Task(Two, Sentences(), collate=pair, loss=with_auxiliary_loss)
 
 
-def sequence_of_pairs(_options):
-    layers = [nn.Embedding(12, 16), nn.GRU(16, 16, batch_first=True), nn.Linear(16, 12)]
-    return Task(lambda: nn.Sequential(*layers), Sentences(), collate=pair)
-
-
 class Sparse(nn.Module):
     def __init__(self):
         super().__init__()

@@ -22,7 +22,7 @@ from trainer.checkpoint import integrity
 from trainer.checkpoint.checkpointer import CheckpointManager
 from trainer.checkpoint.safe_pickle import InvalidFile
 from trainer.errors import UnusableCheckpoints
-from trainer.measure import comm_timing
+from trainer.measure import timing
 from trainer.measure.timing import StepTimer
 from trainer.parallel import process_group
 
@@ -338,17 +338,17 @@ def test_waits_for_other_ranks_in_a_save_do_not_count_as_communication(manager, 
         counted.append(section)
         return contextlib.nullcontext()
 
-    wait = comm_timing._timed(lambda group: None, timer)
+    wait = timing._timed(lambda group: None, timer)
     monkeypatch.setattr(checkpoint.distributed, "barrier", wait)
     save(manager, 1)
     assert counted == []
     wait(group=None)
-    assert counted == [comm_timing.SECTION]
+    assert counted == [timing.WAITING]
 
 
 def test_waits_are_timed_in_the_block_alone():
     before = distributed.Work.wait, functional.wait_tensor
-    with comm_timing.timed_waits(StepTimer(torch.device("cpu"))):
+    with timing.timed_waits(StepTimer(torch.device("cpu"))):
         assert distributed.Work.wait is not before[0]
         assert functional.wait_tensor is not before[1]
     assert (distributed.Work.wait, functional.wait_tensor) == before

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from tests.trainer import ranks
-from tests.trainer.rank_pool import RankPool
 from tests.trainer.ranks import train
 from trainer.parallel.layout import Layout
 from trainer.parallel.process_group import DistributedContext
@@ -41,14 +40,6 @@ REFUSED = {
     "classes": "requires a target for each position, not one for each sample",
     "odd": "does not divide sequences of 11 positions: pad them, with targets of -100, to 12",
 }
-
-
-@pytest.fixture(scope="module")
-def pools(tmp_path_factory):
-    made = {world: RankPool(world, tmp_path_factory.mktemp("ranks")) for world in (1, 2, 4)}
-    yield made
-    for pool in made.values():
-        pool.close()
 
 
 def words(task, layout):

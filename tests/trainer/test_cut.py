@@ -87,7 +87,7 @@ def test_stages_are_balanced_by_measured_time(tmp_path, capsys):
         ("tied", "head.weight are one tensor, in several stages of the pipeline: untie them"),
         ("ahead", "what comes before its layers is used after them too"),
         ("own", "the model has parameters that are not used by a part of it"),
-        ("used-pairs", "without its other layers it fails, with TypeError"),
+        ("used-pairs", "running a stage alone failed: TypeError"),
         ("twice", "its layers are not called once each, in their order"),
     ],
 )

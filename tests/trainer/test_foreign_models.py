@@ -49,17 +49,47 @@ ALL = EVERY | PIPELINES | TENSOR
 DRAWS = ["torch", "numpy", "python"]
 
 
-def drawn(layouts):
-    """Layouts with what draws: torch in each, the others in one of each kind, or at night."""
-    rows = [(layout, draw) for layout in sorted(layouts) for draw in DRAWS]
-    kept = ("single", "pp", "tp")
-    return few(rows, *(row for row in rows if row[1] == "torch" or row[0] in kept))
-
-
 def some(layouts):
     """Layouts of each kind; the others run at night."""
     kept = ("single", "ddp", "fsdp", "pp", "interleaved", "tp")
     return few(layouts, *(layout for layout in layouts if layout in kept))
+
+
+def rows(task, option, layouts):
+    """A task in each of these layouts."""
+    for each in layouts:
+        given = pytest.param(each) if isinstance(each, str) else each
+        yield pytest.param(task, option, *given.values, marks=given.marks)
+
+
+def drawn(task, layouts):
+    """With what draws: torch in each layout, the others in one of each kind, or at night."""
+    for draw in DRAWS:
+        kept = [each for each in layouts if draw == "torch" or each in ("single", "pp", "tp")]
+        yield from rows(task, f"draw={draw}", few(sorted(layouts), *kept))
+
+
+TRAINED = [
+    *rows("subclass", "", some(EVERY | PIPELINES)),
+    *rows("modes", "mode=eval", some(EVERY)),
+    *drawn("jittered", ["single", "ddp", "fsdp", "pp", "pp-dp"]),
+    *drawn("masked_batches", ALL),
+    *drawn("masked_inside", ALL.keys() - {"micro"}),
+    *(
+        row
+        for kind in ("equal", "unequal", "experts", "gradient")
+        for row in rows("branching", f"kind={kind}", ["single", "ddp", "zero1", "manual"])
+    ),
+    *rows("turned", "kind=sequence", some(PIPELINES)),
+    *rows("turned", "kind=model", some(PIPELINES)),
+    *rows("pairs", "", some(EVERY)),
+    *rows("weighted", "kind=counted", some(EVERY | PIPELINES)),
+    *rows("several_outputs", "kind=none", some(EVERY | PIPELINES)),
+    *rows("several_outputs", "kind=mean", some(EVERY | PIPELINES)),
+]
+"""Task, its option and layout."""
+BY_SHARD = ("jittered", "masked_batches", "masked_inside", "branching")
+"""Tasks of which each data shard draws, or decides, for itself."""
 
 
 @pytest.fixture
@@ -138,17 +168,19 @@ def seed_step(step, shard):
     seeds.seed_python(seeds.mixed(3, 0, step, shard))
 
 
-@pytest.mark.parametrize("layout", some(EVERY | PIPELINES))
-def test_a_subclass_of_tensor_dataset_is_asked(trained, layout):
-    expected = by_hand("subclass")
-    assert trained((EVERY | PIPELINES)[layout], "subclass") == pytest.approx(expected, rel=ROUNDING)
-
-
-@pytest.mark.parametrize("layout", some(EVERY))
-def test_a_model_in_evaluation_mode_stays_in_it(trained, layout):
-    """Before the first evaluation, which is after step 2, and after it."""
-    expected = by_hand("modes", "mode=eval")
-    found = trained(EVERY[layout], "modes", task_options=["mode=eval"])
+@pytest.mark.parametrize(("task", "option", "layout"), TRAINED)
+def test_losses_are_those_of_a_loop_by_hand(trained, task, option, layout):
+    given = [option] if option else []
+    # several numbers for a target are averaged
+    expected = by_hand(
+        task,
+        *(each.replace("none", "mean") for each in given),
+        shards=SHARDS.get(layout, 1) if task in BY_SHARD else 1,
+        parts=2 if task == "masked_inside" and layout in PIPELINES else 1,
+    )
+    unused = task == "branching" and layout in ("ddp", "zero1")
+    ways = ["--find-unused-parameters"] * unused
+    found = trained(ALL[layout], task, *ways, task_options=given)
     assert found == pytest.approx(expected, rel=ROUNDING)
 
 
@@ -160,28 +192,6 @@ def test_a_frozen_normalization_stays_frozen(trained, tmp_path, layout):
     saved = checkpoint.read(latest(tmp_path))
     assert not saved["model.norm.running_mean"].any()
     assert (saved["model.norm.running_var"] == 1).all()
-
-
-@pytest.mark.parametrize(("layout", "draw"), drawn(["single", "ddp", "fsdp", "pp", "pp-dp"]))
-def test_augmentation_is_the_same_on_ranks_that_share_samples(trained, layout, draw):
-    expected = by_hand("jittered", f"draw={draw}", shards=SHARDS.get(layout, 1))
-    found = trained(ALL[layout], "jittered", task_options=[f"draw={draw}"])
-    assert found == pytest.approx(expected, rel=ROUNDING)
-
-
-@pytest.mark.parametrize(("layout", "draw"), drawn(ALL))
-def test_masks_of_a_batch_are_the_same_on_ranks_that_share_samples(trained, layout, draw):
-    expected = by_hand("masked_batches", f"draw={draw}", shards=SHARDS.get(layout, 1))
-    found = trained(ALL[layout], "masked_batches", task_options=[f"draw={draw}"])
-    assert found == pytest.approx(expected, rel=ROUNDING)
-
-
-@pytest.mark.parametrize(("layout", "draw"), drawn(ALL.keys() - {"micro"}))
-def test_masks_that_a_model_draws_are_the_same_on_ranks_that_share_samples(trained, layout, draw):
-    parts = 2 if layout in PIPELINES else 1
-    expected = by_hand("masked_inside", f"draw={draw}", shards=SHARDS.get(layout, 1), parts=parts)
-    found = trained(ALL[layout], "masked_inside", task_options=[f"draw={draw}"])
-    assert found == pytest.approx(expected, rel=ROUNDING)
 
 
 @pytest.mark.parametrize("draw", DRAWS)
@@ -236,15 +246,6 @@ def test_ranks_that_gather_different_layers_stop(refused, layout, kind):
         assert "use --strategy ddp --find-unused-parameters" in error
 
 
-@pytest.mark.parametrize("layout", ["single", "ddp", "zero1", "manual"])
-@pytest.mark.parametrize("kind", ["equal", "unequal", "experts", "gradient"])
-def test_other_layouts_take_branches(trained, layout, kind):
-    unused = ("--find-unused-parameters",) if layout in ("ddp", "zero1") else ()
-    expected = by_hand("branching", f"kind={kind}", shards=SHARDS.get(layout, 1))
-    found = trained(EVERY[layout], "branching", *unused, task_options=[f"kind={kind}"])
-    assert found == pytest.approx(expected, rel=ROUNDING)
-
-
 def test_the_command_says_in_one_line_which_layers_differ(tmp_path):
     arguments = (*words("branching", ["kind=equal"]), "--strategy", "fsdp")
     texts = outputs(start_ranks(tmp_path, 2, TRAIN, *arguments), code=1)
@@ -265,24 +266,10 @@ def test_a_frozen_backbone_is_trained_on(trained, layout, kind):
     assert found == pytest.approx(expected, rel=ROUNDING)
 
 
-@pytest.mark.parametrize("kind", ["sequence", "model"])
-@pytest.mark.parametrize("layout", some(PIPELINES))
-def test_stages_pass_on_what_is_not_contiguous(trained, layout, kind):
-    expected = by_hand("turned", f"kind={kind}")
-    found = trained(PIPELINES[layout], "turned", task_options=[f"kind={kind}"])
-    assert found == pytest.approx(expected, rel=ROUNDING)
-
-
-@pytest.mark.parametrize("layout", some(EVERY))
-def test_outputs_may_be_a_tuple(trained, layout):
-    assert trained(EVERY[layout], "pairs") == pytest.approx(by_hand("pairs"), rel=ROUNDING)
-
-
 @pytest.mark.parametrize(
     ("layout", "task", "message"),
     [
         ("pp", "pairs", "and Two returns a tuple of 2 values; choose another strategy"),
-        ("pp", "sequence_of_pairs", "layer 2 of the model (GRU) returns a tuple of 2 values"),
         ("pp", "frozen", "no parameter of the model is trainable"),
         ("ddp", "frozen", "no parameter of the model is trainable"),
         ("fsdp", "sparse", "embed has sparse gradients"),
@@ -312,14 +299,6 @@ def test_a_stream_that_divides_itself_is_read_once(pools, tmp_path, layout, work
     assert len(losses(tmp_path / "some")) == 6
 
 
-@pytest.mark.parametrize("layout", some(EVERY | PIPELINES))
-def test_a_loss_by_weights_of_classes_is_that_of_the_whole_batch(trained, layout):
-    """With the sum of the weights as the number of targets."""
-    expected = by_hand("weighted", "kind=counted")
-    found = trained((EVERY | PIPELINES)[layout], "weighted", task_options=["kind=counted"])
-    assert found == pytest.approx(expected, rel=ROUNDING)
-
-
 @pytest.mark.parametrize(("kind", "warnings"), [("plain", 1), ("counted", 0)])
 @pytest.mark.parametrize("layout", ["ddp", "fsdp", "pp"])
 def test_a_loss_that_depends_on_the_division_of_a_batch_is_said(tmp_path, layout, kind, warnings):
@@ -328,14 +307,6 @@ def test_a_loss_that_depends_on_the_division_of_a_batch_is_said(tmp_path, layout
     texts = outputs(start_ranks(tmp_path, world, TRAIN, *arguments))
     said = "warning: the loss of a batch is not the mean of the losses of its parts"
     assert "".join(texts).count(said) == warnings
-
-
-@pytest.mark.parametrize("kind", ["none", "mean"])
-@pytest.mark.parametrize("layout", some(EVERY | PIPELINES))
-def test_several_numbers_for_a_target_are_averaged(trained, layout, kind):
-    expected = by_hand("several_outputs", "kind=mean")
-    found = trained((EVERY | PIPELINES)[layout], "several_outputs", task_options=[f"kind={kind}"])
-    assert found == pytest.approx(expected, rel=ROUNDING)
 
 
 @pytest.mark.parametrize("kind", ["same", "shifted", "masked"])

@@ -7,8 +7,7 @@ from deploykit.cli import main as cli
 from deploykit.job import file as jobfile
 from tests.trainer.ranks import train
 from trainer.errors import ConfigError
-from trainer.parallel.layout import Layout
-from trainer.parallel.parallel_dims import ParallelDims
+from trainer.parallel.layout import Layout, ParallelDims
 from trainer.parallel.process_group import DistributedContext
 
 pytestmark = pytest.mark.torch

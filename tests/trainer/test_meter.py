@@ -13,8 +13,9 @@ import torch
 
 from tests.trainer.ranks import PATIENCE, TRAIN, all_lines, outputs, start, start_ranks, train_alone
 from trainer import models
-from trainer.measure import flops
-from trainer.measure.timing import StepTimer, find_straggler
+from trainer.measure import meter
+from trainer.measure.meter import find_straggler
+from trainer.measure.timing import StepTimer
 
 pytestmark = pytest.mark.torch
 
@@ -70,7 +71,7 @@ def test_counted_flops_fit_the_formula_for_transformers():
     """6 a parameter and byte, and attention (arXiv:2204.02311, appendix B); less the embeddings."""
     layers, width, sequence = 3, 32, 16
     tokens = torch.zeros(1, sequence, dtype=torch.long)
-    counted = flops.flops_per_sample(lambda: models.gpt(layers, width, 4, sequence), tokens)
+    counted = meter.flops_per_sample(lambda: models.gpt(layers, width, 4, sequence), tokens)
     parameters = layers * 12 * width**2 + 256 * width
 
     assert counted == sequence * (6 * parameters + 12 * layers * width * sequence)
@@ -161,4 +162,4 @@ def test_peak_flops_agree_with_those_of_advise():
     for name, gpu in tomllib.loads(table.read_text()).items():
         if name != "cpu":
             best = max(gpu["tflops"]["bf16"], gpu["tflops"]["fp16"])
-            assert flops.PEAK_FLOPS[name.partition("-")[0].upper()] == best * 1e12
+            assert meter.PEAK_FLOPS[name.partition("-")[0].upper()] == best * 1e12

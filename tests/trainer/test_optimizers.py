@@ -1,12 +1,14 @@
-"""The learning rate of each step follows its formula exactly, also after a resume."""
+"""Optimizers, learning rates that follow their formula exactly, and float8."""
 
 import math
+import sys
 
 import pytest
 import torch
 
 from trainer.arguments import parse
-from trainer.optim import optimizers
+from trainer.errors import ConfigError
+from trainer.optim import float8, optimizers
 
 pytestmark = pytest.mark.torch
 
@@ -77,3 +79,12 @@ def test_a_skipped_first_step_of_fp16_gives_no_warning(recwarn):
     optimizers.lr_schedule(options, optimizer, STEPS).step()
 
     assert not recwarn.list
+
+
+def test_without_torchao_float8_says_what_to_install(monkeypatch):
+    """`tests/frameworks/test_models.py` trains with it."""
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    monkeypatch.setitem(sys.modules, "torchao.float8", None)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16))
+    with pytest.raises(ConfigError, match="requires torchao: pip install torchao"):
+        float8.convert(model, ["0"], torch.device("cpu"))

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from tests.nightly import few
-from tests.trainer.rank_pool import RankPool
 from tests.trainer.ranks import ENTRYPOINTS, TRAIN, lines, losses, outputs, start, train_alone
 from trainer.arguments import parse
 from trainer.checkpoint import checkpointer as checkpoint
@@ -23,18 +22,17 @@ def words(task, *more):
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
+def alone(pools, tmp_path_factory):
     """By task, the losses of one process; each trained once."""
-    pool, done = RankPool(1, tmp_path_factory.mktemp("single")), {}
+    done = {}
 
     def losses_of(*task):
         if task not in done:
             done[task] = folder = tmp_path_factory.mktemp("alone")
-            pool.train(folder, *words(*task, "--strategy", "single"))
+            pools[1].train(folder, *words(*task, "--strategy", "single"))
         return losses(done[task])
 
-    yield losses_of
-    pool.close()
+    return losses_of
 
 
 @pytest.mark.parametrize("strategy", few(DATA_PARALLEL, "ddp", "zero3"))

@@ -41,34 +41,18 @@ def four_ranks(tmp_path_factory):
     return folder
 
 
-def first(folder):
-    """The losses of the first 50 steps."""
-    return dict(list(losses(folder).items())[:50])
+def test_results_are_those_of_one_rank(one_rank, two_ranks, four_ranks):
+    expected = losses(one_rank)
+    assert list(expected) == list(range(1, 69))
+    assert expected[1] > 2
+    assert expected[68] < 0.5
+    for folder in (two_ranks, four_ranks):
+        first = dict(list(losses(folder).items())[:50])
+        assert first == pytest.approx({step: expected[step] for step in first}, rel=0, abs=ROUNDING)
+        assert (weights(folder) - weights(one_rank)).abs().max() < WEIGHTS
+        assert accuracies(folder) == accuracies(one_rank)
+    assert len(accuracies(one_rank)) == 5
 
 
-def test_every_step_is_logged_and_the_loss_falls(one_rank):
-    values = losses(one_rank)
-
-    assert list(values) == list(range(1, 69))
-    assert values[1] > 2
-    assert values[68] < 0.5
-
-
-def test_two_ranks_agree_with_one(one_rank, two_ranks):
-    assert first(two_ranks) == pytest.approx(first(one_rank), rel=0, abs=ROUNDING)
-    assert (weights(two_ranks) - weights(one_rank)).abs().max() < WEIGHTS
-
-
-def test_four_ranks_agree_with_one(one_rank, four_ranks):
-    assert first(four_ranks) == pytest.approx(first(one_rank), rel=0, abs=ROUNDING)
-    assert (weights(four_ranks) - weights(one_rank)).abs().max() < WEIGHTS
-
-
-def test_accuracies_are_the_same_for_any_number_of_ranks(one_rank, two_ranks, four_ranks):
-    accuracies = [
-        [line["val_accuracy"] for line in lines(folder) if "val_accuracy" in line]
-        for folder in (one_rank, two_ranks, four_ranks)
-    ]
-
-    assert accuracies[0] == accuracies[1] == accuracies[2]
-    assert len(accuracies[0]) == 5
+def accuracies(folder):
+    return [line["val_accuracy"] for line in lines(folder) if "val_accuracy" in line]

@@ -111,6 +111,15 @@ REFUSED = {
     "--strategy ddp --context-parallel 2 --task text --compile": "remove one of the two",
     "--strategy hsdp --context-parallel 2 --shard-ranks 4 --task text": "outside of 2 for cp: use",
     "--strategy hsdp-tp --shard-ranks 3": "the 2 ranks outside of 2 for tp: use one of 1, 2",
+    "--strategy pp --pipeline-parallel 2": "remove that option, or use pp-dp for several",
+    "--strategy pp --micro-batches 2": "must be at least the 4 stages for --schedule 1f1b",
+    "--strategy pp --micro-batches 6 --schedule interleaved": "multiple of the 4 ranks",
+    "--strategy pp --micro-batches 8 --stages-per-rank 2": "only interleaved has several stages",
+    "--strategy pp --schedule interleaved --stages-per-rank 1 --micro-batches 4": "at least 2",
+    "--strategy pp-dp --pipeline-parallel 3 --micro-batches 4": ": use 2",
+    "--strategy pp-fsdp --pipeline-parallel 4 --micro-batches 4": ": use 2",
+    "--batch-size 66": "--batch-size 66 must be a multiple of 4: 4 data shard(s) times 1",
+    "--strategy pp-dp --micro-batches 4 --batch-size 12": "must be a multiple of 8: 2 data shard",
 }
 """Options that do not fit four ranks on CPUs, and a part of the message."""
 
@@ -122,6 +131,10 @@ MISPLACED = {
     "--strategy ddp --sequence-parallel": "requires --strategy tp or tp-dp or fsdp-tp",
     "--strategy pp-dp --context-parallel 2": "--context-parallel requires --strategy ddp or manual",
     "--strategy tp --context-parallel 2": "zero1 or zero2 or zero3 or fsdp or hsdp or tp-dp or",
+    "--strategy ddp --schedule gpipe": "--schedule requires --strategy pp or pp-dp or pp-fsdp or",
+    "--strategy tp --precision float8": "--precision float8 requires --strategy single or",
+    "--strategy pp --precision float8": "--precision float8 requires --strategy single or",
+    "--strategy hsdp-tp --precision float8": "--precision float8 requires --strategy single or",
     "--strategy manual --reduce-each": "--reduce-each requires --strategy ddp or zero1 or zero2",
 }
 """Options of other strategies, and a part of the message."""
@@ -150,23 +163,9 @@ COMPRESSED = {"fp16": 1e-4, "powersgd": 1.0}
 """Of the loss: fp16 rounds each gradient to 11 bits, PowerSGD keeps 4 of a matrix's directions."""
 
 
-@pytest.fixture(scope="module")
-def one(tmp_path_factory):
-    yield from start_pool(1, tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory):
-    yield from start_pool(4, tmp_path_factory)
-
-
 @pytest.fixture(scope="class")
 def eight(tmp_path_factory):
-    yield from start_pool(8, tmp_path_factory)
-
-
-def start_pool(world, tmp_path_factory):
-    pool = RankPool(world, tmp_path_factory.mktemp(f"{world}-ranks"))
+    pool = RankPool(8, tmp_path_factory.mktemp("8-ranks"))
     yield pool
     pool.close()
 
@@ -184,7 +183,7 @@ def tasks(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def alone(one, tasks, tmp_path_factory):
+def alone(pools, tasks, tmp_path_factory):
     """The folder of a run of one process, trained on first use."""
     folders = {}
 
@@ -192,7 +191,9 @@ def alone(one, tasks, tmp_path_factory):
         key = (task, options, double)
         if key not in folders:
             folders[key] = tmp_path_factory.mktemp("alone")
-            one.train(folders[key], *tasks[task], "--strategy", "single", *options, double=double)
+            pools[1].train(
+                folders[key], *tasks[task], "--strategy", "single", *options, double=double
+            )
         return folders[key]
 
     return folder
@@ -259,10 +260,10 @@ def test_options_agree_to_the_last_digits_in_double_precision(name, differences)
 
 
 @pytest.mark.parametrize("strategy", ["tp", "tp-dp", "fsdp-tp", "hsdp-tp"])
-def test_one_rank_has_whole_tensors(strategy, differences, one):
+def test_one_rank_has_whole_tensors(strategy, differences, pools):
     """As where a job of several GPUs is tried on one: the options stay as they are."""
     ways = ("--sequence-parallel", "--loss-parallel")
-    assert max(differences("text", strategy, ways, *FEW, double=True, pool=one)) < EXACT
+    assert max(differences("text", strategy, ways, *FEW, double=True, pool=pools[1])) < EXACT
 
 
 class TestThreeDimensions:

@@ -27,7 +27,6 @@ from trainer import tasks
 from trainer.arguments import parse
 from trainer.data import BatchLoader, DataShard, by_length
 from trainer.objective import Objective
-from trainer.parallel.layout import Layout
 from trainer.parallel.process_group import DistributedContext
 from trainer.task import IGNORE_INDEX, Task
 
@@ -78,21 +77,6 @@ def test_without_variables_it_writes_to_the_working_folder(tmp_path, monkeypatch
 
     assert (tmp_path / "output" / "metrics.jsonl").exists()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000017"]
-
-
-def test_a_batch_that_does_not_fit_the_ranks_is_refused():
-    context = DistributedContext(0, 3, torch.device("cpu"))
-    with pytest.raises(ValueError, match="--batch-size 64 must be a multiple of 3: 3 data shard"):
-        Layout(parse([]), context)
-
-
-@pytest.mark.parametrize("size", ["0", "-3"])
-def test_an_empty_batch_is_refused(size, capsys):
-    with pytest.raises(SystemExit) as ended:
-        parse(["--batch-size", size])
-
-    assert ended.value.code == 2
-    assert "--batch-size must be at least 1" in capsys.readouterr().err
 
 
 def test_all_problems_of_the_options_are_reported_at_once(capsys):

@@ -25,7 +25,7 @@ from torch import Tensor, distributed
 from trainer.checkpoint import integrity, tensor_reader
 from trainer.checkpoint.integrity import Progress, VerifiedCheckpoint
 from trainer.errors import ConfigError, UnusableCheckpoints
-from trainer.measure import comm_timing
+from trainer.measure import timing
 from trainer.parallel.process_group import DistributedContext
 
 State = dict[str, Tensor]
@@ -115,7 +115,7 @@ class CheckpointManager:
 
         dcp_files.load(state, path, self._group)
 
-    @comm_timing.excluded()
+    @timing.excluded()
     def _write(self, path: Path, state: State, progress: Progress) -> None:
         saving = path.with_name(path.name + _suffix())
         if self._context.is_local_rank_zero:  # once per node, in case nodes do not share the folder

@@ -1,15 +1,41 @@
-"""Throughput, time per section of a step, memory, and stragglers."""
+"""Throughput, time per section of a step, memory, floating-point operations, and stragglers."""
 
 from __future__ import annotations
 
+import resource
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from statistics import median
+from typing import Any, NamedTuple
 
-from trainer import task as tasks
-from trainer.measure import comm_timing, flops
-from trainer.measure.timing import find_straggler
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
+
+from trainer.measure.timing import WAITING
 from trainer.parallel.process_group import sum_over_ranks
 from trainer.setup import Setup
+from trainer.task import call, is_integer
+
+PEAK_FLOPS = {
+    "H200": 989e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "A10G": 70e12,
+    "V100": 125e12,
+    "T4": 65e12,
+    "B200": 2250e12,
+}
+"""Dense bf16 (V100, T4: fp16) tensor-core operations per second, from NVIDIA's data sheets
+(A10G: https://d1.awsstatic.com/product-marketing/ec2/NVIDIA_AWS_A10G_DataSheet_FINAL_02_17_2022.pdf).
+"""
+STRAGGLER_RATIO = 1.5
+"""A rank is a straggler if its own work takes this many times the median of all ranks ..."""
+STRAGGLER_SECONDS = 0.005
+"""... and at least this many seconds per step longer."""
 
 
 class _Measured(NamedTuple):
@@ -27,20 +53,20 @@ class Meter:
         self._context = setup.context
         self._timer = setup.timer
         targets = setup.sample.targets
-        each = targets[0].numel() if tasks.is_integer(targets) else 1
+        each = targets[0].numel() if is_integer(targets) else 1
         self._units = setup.options.batch_size * each
         self._unit = setup.task.unit
         self._flops = 0.0
         if self._context.is_rank_zero:  # counting takes a while, and only rank 0 writes metrics
             self._flops = setup.options.batch_size * self._flops_per_sample(setup)
-        self._peak_flops = flops.peak_flops(self._context.device)
+        self._peak_flops = peak_flops(self._context.device)
         self._measured: list[_Measured] = []
         self._step = 0
         self._started = time.perf_counter()
 
     def _flops_per_sample(self, setup: Setup) -> float:
         try:
-            return flops.flops_per_sample(setup.task.model, setup.sample.inputs)
+            return flops_per_sample(setup.task.model, setup.sample.inputs)
         except Exception as error:  # noqa: BLE001 - models do anything; only the metric is lost
             reason = str(error).partition("\n")[0]
             self._context.log(f"no metrics of floating-point operations: {reason}")
@@ -59,7 +85,9 @@ class Meter:
         steps = step - self._step
         sections = {name: each / steps for name, each in self._timer.lap().items()}
         elapsed = (time.perf_counter() - self._started) / steps
-        own_seconds = sum(sections.values()) - sections.get(comm_timing.SECTION, 0.0)
+        schedule = sections.pop("pipeline", 0.0)
+        working = sum(sections.values()) - sections.get(WAITING, 0.0)
+        computing = sections.get("forward", 0.0) + sections.get("backward", 0.0)
         metrics = {
             f"{self._unit}_per_second": self._units / elapsed,
             "step_seconds": elapsed,
@@ -69,7 +97,13 @@ class Meter:
             metrics["flops_per_second"] = self._flops / elapsed
         if self._flops and self._peak_flops:
             metrics["mfu"] = self._flops / elapsed / (self._peak_flops * self._context.world_size)
-        self._measured.append(_Measured(step, metrics | others, self._row(loss, own_seconds)))
+        in_schedule = schedule and schedule + computing + sections.get(WAITING, 0.0)
+        row = [loss, computing]
+        for own in (working, peak_memory(self._context.device), in_schedule):
+            column = [0.0] * self._context.world_size  # one for each rank; `collect` sums them
+            column[self._context.rank] = own
+            row += column
+        self._measured.append(_Measured(step, metrics | others, row))
         self.start(step)
 
     def collect(self) -> list[tuple[int, dict[str, float]]]:
@@ -77,36 +111,75 @@ class Meter:
 
         They are summed over the ranks together, because a collective takes as long as a small step.
         The loss is the sum over the ranks. Times are seconds per step on rank 0; memory is in
-        bytes, the maximum over the ranks.
+        bytes, the maximum over the ranks. The bubble of a pipeline is the mean share of the longest
+        schedule in which ranks do not compute.
         """
         measured, self._measured = self._measured, []
         if not measured:
             return []
         sums = sum_over_ranks(self._context, [value for each in measured for value in each.row])
-        width = len(measured[0].row)
-        rows = (sums[start : start + width] for start in range(0, len(sums), width))
-        return [
-            (each.step, self._merged(each, row)) for each, row in zip(measured, rows, strict=True)
-        ]
+        width, world = len(measured[0].row), self._context.world_size
+        collected = []
+        for number, (step, metrics, _) in enumerate(measured):
+            loss, computing, *columns = sums[number * width : (number + 1) * width]
+            working, memory, schedule = (columns[n * world : (n + 1) * world] for n in range(3))
+            if straggler := find_straggler(working):
+                rank, ratio = straggler
+                self._context.log(
+                    f"step {step}: rank {rank} is slow: its own work takes "
+                    f"{working[rank] * 1000:.0f} ms per step, {ratio:.1f} times the median; "
+                    "the other ranks wait for it"
+                )
+            shared = {"loss": loss, "memory_bytes": max(memory)}
+            if max(schedule):
+                shared["bubble"] = 1 - computing / world / max(schedule)
+            collected.append((step, shared | metrics))
+        return collected
 
-    def _merged(self, measured: _Measured, row: list[float]) -> dict[str, float]:
-        world_size = self._context.world_size
-        loss, own_by_rank, memory_by_rank = row[0], row[1 : 1 + world_size], row[1 + world_size :]
-        self._warn_of_straggler(measured.step, own_by_rank)
-        return {"loss": loss, "memory_bytes": max(memory_by_rank)} | measured.metrics
 
-    def _row(self, loss: float, own_seconds: float) -> list[float]:
-        """Loss; own seconds and memory in this rank's columns, 0 elsewhere. `collect` sums them."""
-        seconds, memory = [0.0] * self._context.world_size, [0.0] * self._context.world_size
-        seconds[self._context.rank] = own_seconds
-        memory[self._context.rank] = flops.peak_memory(self._context.device)
-        return [loss, *seconds, *memory]
+def find_straggler(working: list[float]) -> tuple[int, float] | None:
+    """The slowest rank and its ratio to the median, or None if no rank is clearly slower.
 
-    def _warn_of_straggler(self, step: int, own_by_rank: list[float]) -> None:
-        if straggler := find_straggler(own_by_rank):
-            rank, ratio = straggler
-            self._context.log(
-                f"step {step}: rank {rank} is slow: its own work takes "
-                f"{own_by_rank[rank] * 1000:.0f} ms per step, {ratio:.1f} times the median; "
-                "the other ranks wait for it"
-            )
+    `working` holds one value per rank: seconds per step without waiting for other ranks.
+    """
+    longest, middle = max(working), median(working)
+    if longest < STRAGGLER_RATIO * middle or longest - middle < STRAGGLER_SECONDS:
+        return None
+    return working.index(longest), longest / middle if middle else float("inf")
+
+
+def flops_per_sample(build: Callable[[], nn.Module], inputs: Any) -> float:
+    """Operations of one sample's forward and backward pass; torch counts the forward pass.
+
+    `inputs` is a batch, of which the first sample counts. Raises what the model raises on tensors
+    without data, and ValueError if it is not a new one: one in training on several ranks would wait
+    for the others.
+
+    The backward pass takes twice as many (https://arxiv.org/abs/2001.08361, section 2.1). The
+    second forward pass of activation checkpointing does not count towards MFU.
+    """
+    sample = pytree.tree_map_only(Tensor, lambda leaf: leaf[:1].to("meta"), inputs)
+    with torch.device("meta"):
+        model = build()
+    if not all(parameter.is_meta for parameter in model.parameters()):
+        raise ValueError("Task.model returns a model, or parts of one, that it had built before")
+    model.eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        call(model, sample)
+    forward: int = counter.get_total_flops()
+    return 3.0 * forward
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Peak operations per second of one device; None for CPUs and unknown GPUs."""
+    if device.type != "cuda":
+        return None
+    words = torch.cuda.get_device_name(device).replace("-", " ").split()
+    return next((rate for name, rate in PEAK_FLOPS.items() if name in words), None)
+
+
+def peak_memory(device: torch.device) -> float:
+    """Peak memory of this process so far, in bytes: allocated on the GPU, or resident in RAM."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0

@@ -1,12 +1,15 @@
-"""Traces of selected steps by torch.profiler, for https://ui.perfetto.dev."""
+"""Traces of selected steps by torch.profiler, for https://ui.perfetto.dev, and a progress bar."""
 
 from __future__ import annotations
 
 import re
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile, schedule
 
 from trainer.parallel.process_group import DistributedContext
 
@@ -16,46 +19,58 @@ COLLECTIVES = ("gloo:", "nccl:")
 """Prefixes of profiler events that are collectives."""
 
 
-class StepProfiler:
-    """Writes a trace of steps FIRST to LAST of every rank to ``trace/rank-N.json`` in `folder`."""
+def profiler(
+    steps: str | None, completed: int, folder: Path, context: DistributedContext
+) -> AbstractContextManager[Any]:
+    """Writes a trace of steps FIRST to LAST of every rank to ``trace/rank-N.json`` in `folder`.
 
-    def __init__(self, steps: str | None, folder: Path, context: DistributedContext) -> None:
-        match = STEP_RANGE.fullmatch(steps or "")
-        self._first, self._last = map(int, match.groups()) if match else (0, 0)
-        self._folder = folder / "trace"
-        self._context = context
-        self._profile: profile | None = None
+    `completed` steps were done before it starts. Its `step` is to be called after each step; None
+    if there is nothing to trace.
+    """
+    match = STEP_RANGE.fullmatch(steps or "")
+    first, last = map(int, match.groups()) if match else (0, 0)
+    if not completed < first <= last:
+        return nullcontext()
+    count = last + 1 - first
 
-    def before_step(self, step: int) -> None:
-        """Start the profiler before the first step of the range."""
-        if step == self._first:
-            gpu = [ProfilerActivity.CUDA] if self._context.device.type == "cuda" else []
-            self._profile = profile(activities=[ProfilerActivity.CPU, *gpu])
-            self._profile.start()
-
-    def after_step(self, step: int) -> None:
-        """After the last step of the range, write the trace and log the communication time."""
-        if self._profile is None or step < self._last:
-            return
-        if self._context.device.type == "cuda":
-            torch.cuda.synchronize()
-        self._profile.stop()
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"rank-{self._context.rank}.json"
-        self._profile.export_chrome_trace(str(path))
-        milliseconds = _communication_seconds(self._profile) / (step + 1 - self._first) * 1000
-        self._context.log(
-            f"trace of steps {self._first} to {step} written to {path}; communication took "
-            f"{milliseconds:.2f} ms per step, some of it overlapped with compute"
+    def write(trace: profile) -> None:
+        path = folder / "trace" / f"rank-{context.rank}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        trace.export_chrome_trace(str(path))
+        microseconds = sum(
+            event.time_range.elapsed_us()
+            for event in trace.events() or []
+            if event.name.startswith(COLLECTIVES)
         )
-        self._profile = None
+        context.log(
+            f"trace of steps {first} to {last} written to {path}; communication took "
+            f"{microseconds / 1000 / count:.2f} ms per step, some of it overlapped with compute"
+        )
+
+    before = first - 1 - completed
+    warmup = min(1, before)
+    planned = schedule(wait=0, warmup=warmup, active=count, repeat=1, skip_first=before - warmup)
+    return profile(schedule=planned, on_trace_ready=write)
 
 
-def _communication_seconds(trace: profile) -> float:
-    """Total time of the collectives on this rank."""
-    seconds: float = sum(
-        event.time_range.elapsed_us() / 1e6
-        for event in trace.events() or []
-        if event.name.startswith(COLLECTIVES)
-    )
-    return seconds
+def progress_bar(context: DistributedContext, total: int, completed: int) -> Any:
+    """A bar of tqdm on rank 0 if standard output is a terminal; otherwise no method acts."""
+    if context.is_rank_zero and sys.stdout.isatty():
+        try:
+            from tqdm import tqdm
+        except ImportError:
+            print("tqdm is not installed: no progress bar", flush=True)
+        else:
+            return tqdm(
+                total=total,
+                initial=completed,
+                unit="step",
+                file=sys.stdout,
+                dynamic_ncols=True,
+                leave=False,
+            )
+    return SimpleNamespace(update=_nothing, clear=_nothing, close=_nothing)
+
+
+def _nothing() -> None:
+    pass

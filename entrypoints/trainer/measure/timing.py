@@ -1,22 +1,30 @@
-"""Time spent in each section of a training step, and detection of stragglers."""
+"""Seconds per section of a training step, and how long a rank waits for others.
+
+torch (2.13) has no hook for waits, and its profiler is too slow for every step. So the functions
+that wait in Python are wrapped while training runs, and only then. DDP waits in C++ and is timed
+through autograd callbacks.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from statistics import median
-from types import TracebackType
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial, wraps
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor, distributed, nn
+from torch.distributed import _functional_collectives as functional
 
 Item = TypeVar("Item")
 
-STRAGGLER_RATIO = 1.5
-"""A rank is a straggler if its own work takes this many times the median of all ranks ..."""
-STRAGGLER_SECONDS = 0.005
-"""... and at least this many seconds per step longer."""
+WAITING = "communication"
+"""The section of waits for other ranks, beyond what is overlapped with compute."""
+_engine: Any = torch.autograd.Variable._execution_engine  # noqa: SLF001 - as FSDP does
+_thread = threading.local()
 
 
 class StepTimer:
@@ -28,13 +36,20 @@ class StepTimer:
     def __init__(self, device: torch.device) -> None:
         self._gpu = device.type == "cuda"
         self._seconds: dict[str, float] = defaultdict(float)
-        self._events: list[tuple[str, str, torch.cuda.Event, torch.cuda.Event]] = []
-        self.current = ""
-        """The section that is being timed, or ''."""
+        self._spans: list[tuple[str, str, Any, Any]] = []
+        """Name, name of the outer section or '', start and end of those that have ended."""
+        self._current = ""
 
-    def __call__(self, section: str) -> Section:
+    @contextmanager
+    def __call__(self, section: str) -> Iterator[None]:
         """Time a block: ``with timer("forward"): ...``."""
-        return Section(self, section)
+        outer, self._current = self._current, section
+        started = self._mark()
+        try:
+            yield
+        finally:
+            self._spans.append((section, outer, started, self._mark()))
+            self._current = outer
 
     def timed(self, section: str, items: Iterable[Item]) -> Iterator[Item]:
         """Iterate over `items`; the time to produce each one counts towards `section`."""
@@ -50,16 +65,18 @@ class StepTimer:
 
     def lap(self) -> dict[str, float]:
         """Seconds of each section since the last call; waits for the GPU."""
-        if self._events:
+        if self._gpu and self._spans:
             torch.cuda.synchronize()
-        for section, outer, started, ended in self._events:
-            self._add(section, outer, started.elapsed_time(ended) / 1000)
-        seconds = dict(self._seconds)
-        self._seconds.clear()
-        self._events.clear()
-        return seconds
+        seconds, spans = self._seconds, self._spans
+        self._seconds, self._spans = defaultdict(float), []
+        for section, outer, started, ended in spans:
+            elapsed = started.elapsed_time(ended) / 1000 if self._gpu else ended - started
+            seconds[section] += elapsed
+            if outer:
+                seconds[outer] -= elapsed
+        return dict(seconds)
 
-    def mark(self) -> float | torch.cuda.Event:
+    def _mark(self) -> Any:
         """The current time: seconds on a CPU, an event on the stream on a GPU."""
         if not self._gpu:
             return time.perf_counter()
@@ -67,46 +84,62 @@ class StepTimer:
         event.record()
         return event
 
-    def end(self, section: str, outer: str, started: float | torch.cuda.Event) -> None:
-        """End `section`, which started at that mark inside the section `outer`."""
-        ended = self.mark()
-        if isinstance(started, float) and isinstance(ended, float):
-            self._add(section, outer, ended - started)
-        elif not isinstance(started, float) and not isinstance(ended, float):
-            self._events.append((section, outer, started, ended))
 
-    def _add(self, section: str, outer: str, seconds: float) -> None:
-        self._seconds[section] += seconds
-        if outer:
-            self._seconds[outer] -= seconds
-
-
-class Section:
-    """The context manager of one timed section; see `StepTimer`."""
-
-    def __init__(self, timer: StepTimer, name: str) -> None:
-        self._timer, self._name = timer, name
-
-    def __enter__(self) -> None:
-        self._outer, self._timer.current = self._timer.current, self._name
-        self._started = self._timer.mark()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._timer.end(self._name, self._outer, self._started)
-        self._timer.current = self._outer
+@contextmanager
+def timed_waits(timer: StepTimer) -> Iterator[None]:
+    """Report every wait of this process for other ranks in the block to `timer`."""
+    waits = distributed.Work.wait, functional.wait_tensor
+    timed = [_timed(wait, timer) for wait in waits]
+    distributed.Work.wait, functional.wait_tensor = timed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        distributed.Work.wait, functional.wait_tensor = waits  # type: ignore[method-assign]
 
 
-def find_straggler(own_seconds: list[float]) -> tuple[int, float] | None:
-    """The slowest rank and its ratio to the median, or None if no rank is clearly slower.
+def _timed(wait: Callable[..., Any], timer: StepTimer) -> Callable[..., Any]:
+    @wraps(wait)
+    def timed(*arguments: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling() or getattr(_thread, "excluded", False):
+            return wait(*arguments, **options)
+        with timer(WAITING):
+            return wait(*arguments, **options)
 
-    `own_seconds` holds one value per rank: seconds per step without waiting for other ranks.
+    return timed
+
+
+@contextmanager
+def excluded() -> Iterator[None]:
+    """Do not count waits of this thread in the block, such as those of a background save."""
+    _thread.excluded = True
+    try:
+        yield
+    finally:
+        _thread.excluded = False
+
+
+def instrument_ddp(replica: nn.Module, timer: StepTimer) -> None:
+    """Report to `timer` how long DDP's `replica` waits at the end of each backward pass.
+
+    DDP waits in a callback that runs when the gradients are computed. It queues it with the last
+    gradient, so a callback that is queued with the first one runs before it, and one queued by that
+    callback runs after it.
     """
-    longest, middle = max(own_seconds), median(own_seconds)
-    if longest < STRAGGLER_RATIO * middle or longest - middle < STRAGGLER_SECONDS:
-        return None
-    return own_seconds.index(longest), longest / middle if middle else float("inf")
+    queued = False
+
+    def gradients_computed() -> None:
+        nonlocal queued
+        queued = False
+        section = timer(WAITING)
+        section.__enter__()
+        _engine.queue_callback(partial(section.__exit__, None, None, None))
+
+    def gradient_added(_parameter: Tensor) -> None:
+        nonlocal queued
+        if not queued:
+            queued = True
+            _engine.queue_callback(gradients_computed)
+
+    for parameter in replica.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(gradient_added)

@@ -8,7 +8,6 @@ https://docs.pytorch.org/ao/stable/workflows/training.html
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import torch
 from torch import nn
@@ -41,7 +40,7 @@ def convert(model: nn.Module, layers: Sequence[str], device: torch.device) -> No
     convert_to_float8_training(
         model,
         config=Float8LinearConfig(emulate=device.type == "cpu"),
-        module_filter_fn=partial(_is_chosen, chosen),
+        module_filter_fn=lambda _, name: name in chosen,
     )
 
 
@@ -51,7 +50,3 @@ def _linear(model: nn.Module, layers: Sequence[str]) -> Iterator[str]:
         for name, module in model.get_submodule(layer).named_modules(prefix=layer):
             if type(module) is nn.Linear and not any(n % MULTIPLE for n in module.weight.shape):
                 yield name
-
-
-def _is_chosen(chosen: set[str], _module: nn.Module, name: str) -> bool:
-    return name in chosen

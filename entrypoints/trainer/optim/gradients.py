@@ -1,7 +1,8 @@
-"""Gradient norm and scaling for parameters that are sharded in any way."""
+"""Norm and scaling of gradients that are sharded in any way, and loss scaling for fp16."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,6 +12,10 @@ from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
 
 from trainer.parallel.shards import local
+
+_INITIAL_FACTOR = 65536.0
+_GROWTH_INTERVAL = 2000
+"""Both are the defaults of `torch.amp.GradScaler`."""
 
 
 def norm(
@@ -67,3 +72,31 @@ def _all_reduce(value: Tensor, groups: Iterable[ProcessGroup]) -> Tensor:
     for group in groups:
         distributed.all_reduce(value, group=group)
     return value
+
+
+class LossScaler:
+    """The factor of the loss, which keeps small gradients from underflowing to zero in fp16.
+
+    It is halved when a gradient overflows, and doubled after 2000 steps without overflow.
+
+    `torch.amp.GradScaler` checks the gradients of its own rank. Those differ between ranks under
+    tensor and pipeline parallelism, and ranks would disagree. Here the norm of the whole model's
+    gradient decides, which is the same on every rank.
+    """
+
+    def __init__(self, *, enabled: bool) -> None:
+        self.enabled = enabled
+        self.factor = _INITIAL_FACTOR if enabled else 1.0
+        self._steps_without_overflow = 0
+
+    def update(self, norm: float) -> bool:
+        """Adapt the factor to the norm of the gradients; False if this step must be skipped."""
+        if not self.enabled:
+            return True
+        if not math.isfinite(norm):
+            self.factor, self._steps_without_overflow = self.factor / 2, 0
+            return False
+        self._steps_without_overflow += 1
+        if self._steps_without_overflow == _GROWTH_INTERVAL:
+            self.factor, self._steps_without_overflow = self.factor * 2, 0
+        return True

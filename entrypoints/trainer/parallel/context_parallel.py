@@ -11,7 +11,7 @@ section 3.3.2), but with one part for each rank: under a causal mask the last ra
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -24,10 +24,24 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from trainer.data import Batch
 from trainer.errors import ConfigError
+from trainer.objective import Objective
+from trainer.parallel import shards
+from trainer.parallel.layers import evaluating
+from trainer.setup import Setup
+from trainer.task import Task, is_integer
 
 POSITIONS = "position_ids"
 """The parameter of a model's `forward` for positions; models of Hugging Face name it so."""
+
+CHECKED = 16
+"""How many positions of a part are compared with the whole, for each rank of tensor parallelism."""
+WINDOWS = ("sliding_window", "attention_chunk_size")
+"""Settings of Hugging Face's models that limit how far attention reaches."""
+TOLERANCES = {"fp32": 1e-4, "bf16": 0.1, "fp16": 0.02, "float8": 0.3}
+"""By precision: how far outputs and loss may be from those of whole sequences, relative to the
+largest. Rounding leaves a hundredth of it."""
 
 _torch: Any = distributed  # these two have other names since torch 2.13
 _all_gather = getattr(_torch, "all_gather_single", None) or _torch.all_gather_into_tensor
@@ -45,8 +59,7 @@ class ContextParallel:
         """How often attention has been computed."""
         self.window: int | None = None
         """How far attention of the model reaches, if that is limited."""
-        self._active = False
-        self._suspended = False
+        self._active = self._suspended = False
         self._causal_masks: dict[int, Tensor] = {}
 
     @contextmanager
@@ -93,7 +106,9 @@ class ContextParallel:
         takers: list[str] = []
         for name, module in model.named_modules():
             parameters = list(inspect.signature(type(module).forward).parameters)[1:]
-            if POSITIONS in parameters and not any(_is_inside(name, outer) for outer in takers):
+            if POSITIONS in parameters and not any(
+                not outer or name.startswith(f"{outer}.") for outer in takers
+            ):
                 takers.append(name)
                 hook = partial(self._add_positions, parameters.index(POSITIONS))
                 module.register_forward_pre_hook(hook, with_kwargs=True)
@@ -112,9 +127,11 @@ class ContextParallel:
         positions = torch.arange(first, first + length, device=inputs.device).unsqueeze(0)
         return args, kwargs | {POSITIONS: positions}
 
-    def attend(
+    def attend(  # noqa: PLR0913, PLR0917 - as torch has it
         self,
-        qkv: Sequence[Tensor],
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
         attn_mask: Tensor | None = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,  # noqa: FBT001, FBT002 - as torch has it
@@ -126,10 +143,9 @@ class ContextParallel:
         different ones. Raises ConfigError for what cannot be computed so.
         """
         self.calls += 1
-        query, *rest = qkv
         length = query.shape[-2]
-        _check(query, rest[0])
-        key, value = (_whole(each, self.group) for each in rest)
+        _check(query, key)
+        key, value = (_whole(each, self.group) for each in (key, value))
         if is_causal:
             past = slice((self.index + 1) * length)
             key, value = key[..., past, :], value[..., past, :]
@@ -180,19 +196,13 @@ class _Attention(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func is functional.scaled_dot_product_attention:
-            return _attend(self._context, *args, **(kwargs or {}))
+            return self._context.attend(*args, **(kwargs or {}))
         if func is functional.multi_head_attention_forward:  # its attention is not seen from here
             raise ConfigError(
                 "--context-parallel cannot compute nn.MultiheadAttention: use a layer that calls "
                 "torch.nn.functional.scaled_dot_product_attention"
             )
         return func(*args, **(kwargs or {}))
-
-
-def _attend(
-    context: ContextParallel, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any
-) -> Tensor:
-    return context.attend((query, key, value), *rest, **named)
 
 
 def _check(query: Tensor, key: Tensor) -> None:
@@ -207,10 +217,6 @@ def _check(query: Tensor, key: Tensor) -> None:
             f"--context-parallel divides self-attention only, and here {query.shape[-2]} queries "
             f"meet {key.shape[-2]} keys: choose another strategy for this model"
         )
-
-
-def _is_inside(name: str, outer: str) -> bool:
-    return not outer or name.startswith(f"{outer}.")
 
 
 def _whole(part: Tensor, group: ProcessGroup) -> Tensor:
@@ -240,3 +246,199 @@ class _Gather(torch.autograd.Function):
         own = torch.empty_like(parts[0])
         _reduce_scatter(own.view(-1), parts.view(-1), group=group)
         return own, None
+
+
+def part(batch: Batch, task: Task, context: ContextParallel) -> Batch:
+    """A rank's part of every sequence in a batch, with as many positions as the others have.
+
+    Raises ConfigError if the sequences cannot be divided so.
+    """
+    length = _length(batch)
+    if length % context.size:
+        longer = -(-length // context.size) * context.size
+        raise ConfigError(
+            f"--context-parallel {context.size} does not divide sequences of {length} positions: "
+            f"pad them, with targets of -100, to {longer} in the task's collate"
+        )
+    if context.window and length > context.window:
+        raise ConfigError(
+            f"--context-parallel does not support sliding-window attention, here {context.window} "
+            f"of {length} positions: use shorter sequences, or another strategy"
+        )
+    size = length // context.size
+    context.causal_mask(size)
+    inputs, targets = _slice(batch, task, slice(context.index * size, (context.index + 1) * size))
+    return Batch(inputs, targets, _count(batch, targets, task, context.size), batch.total)
+
+
+def _count(batch: Batch, targets: Any, task: Task, parts: int) -> int | Tensor:
+    """The targets that count in a part. Samples are counted in equal parts."""
+    if task.count is None and not is_integer(targets):
+        return torch.as_tensor(batch.count) / parts
+    return task.targets_in(targets) * (batch.count > 0)
+
+
+def _length(batch: Batch) -> int:
+    """The number of positions: the second size of the first tensor of the targets that has one."""
+    for leaf in pytree.tree_leaves((batch.targets, batch.inputs)):
+        if isinstance(leaf, Tensor) and leaf.dim() > 1:
+            return leaf.shape[1]
+    raise ConfigError(
+        "--context-parallel requires sequences: tensors (batch, sequence, ...); choose another "
+        "strategy"
+    )
+
+
+def _slice(batch: Batch, task: Task, positions: slice) -> Any:
+    """Inputs and targets of these positions."""
+    both = (batch.inputs, batch.targets)
+    if task.slice_sequence is not None:
+        return task.slice_sequence(both, positions)
+    length = _length(batch)
+    return pytree.tree_map_only(Tensor, lambda leaf: _slice_leaf(leaf, length, positions), both)
+
+
+def _slice_leaf(leaf: Tensor, length: int, positions: slice) -> Tensor:
+    if leaf.dim() < 2:  # noqa: PLR2004 - one value for each sample
+        return leaf
+    if leaf.shape[1] != length:
+        raise ConfigError(
+            f"--context-parallel: a tensor of shape {tuple(leaf.shape)} in a batch is not "
+            f"(batch, {length}, ...) like the targets: give Task.slice_sequence"
+        )
+    return leaf[:, positions]
+
+
+def prepare(model: nn.Module, setup: Setup) -> None:
+    """Let `model` have positions in the whole sequence, in place. Collective.
+
+    Raises ConfigError, on all ranks, if it cannot be trained on parts of sequences.
+    """
+    problem = ""
+    try:
+        _prepare(model, setup)
+    except ConfigError as error:  # of this rank's samples
+        problem = str(error)
+    problems: list[str] = [""] * setup.context.world_size
+    distributed.all_gather_object(problems, problem)
+    if any(problems):
+        raise ConfigError(next(filter(None, problems)))
+
+
+def _prepare(model: nn.Module, setup: Setup) -> None:
+    context, task, sample = setup.context_parallel, setup.task, setup.sample
+    assert context is not None  # noqa: S101 - the caller asks first
+    has_positions = context.give_positions(model)
+    context.window = _window(model)
+    if task.slice_sequence is None:
+        _check_names(sample.inputs)
+        if not has_positions:
+            raise ConfigError(
+                f"--context-parallel: no part of {type(model).__name__} takes {POSITIONS}, so a "
+                "rank cannot tell it where its part of a sequence begins: add this parameter, of "
+                "shape (1, sequence), to `forward`, or give Task.slice_sequence if positions are "
+                "among the inputs"
+            )
+    leaves = pytree.tree_leaves(sample.targets)
+    if not any(isinstance(leaf, Tensor) and leaf.dim() > 1 for leaf in leaves):
+        raise ConfigError(
+            "--context-parallel requires a target for each position, not one for each sample: "
+            "choose another strategy, such as fsdp"
+        )
+    part(sample, task, context)
+
+
+def _window(model: nn.Module) -> int | None:
+    """How far attention reaches in any layer, if its configuration limits that."""
+    configs = [getattr(module, "config", None) for module in model.modules()]
+    windows = [getattr(config, name, None) for config in configs for name in WINDOWS]
+    return min((each for each in windows if isinstance(each, int)), default=None)
+
+
+def _check_names(inputs: Any) -> None:
+    """Raise ConfigError if a batch has what other parts of a sequence would need."""
+    reasons = {
+        "attention_mask": "causal attention needs none for padding at the end, where targets are "
+        "-100",
+        POSITIONS: "they are passed to the model",
+    }
+    for name, reason in reasons.items():
+        if isinstance(inputs, Mapping) and inputs.get(name) is not None:
+            raise ConfigError(
+                f"--context-parallel: leave {name} out of the batch: {reason}. If it says more "
+                "than that, such as where documents begin, give Task.slice_sequence"
+            )
+
+
+@torch.no_grad()
+def check(model: nn.Module, setup: Setup) -> None:
+    """Compare parts of the sample's first positions with the whole, in evaluation. Collective.
+
+    Raises ConfigError if outputs, loss or number of targets differ, which finds what mixes
+    positions without `scaled_dot_product_attention`, and losses that shift their targets.
+    """
+    context, task, sample = setup.context_parallel, setup.task, setup.sample
+    assert context is not None  # noqa: S101 - the caller asks first
+    longest = _length(sample) // context.size
+    length = min(longest, CHECKED * setup.layout.dims.tp)
+    inputs, targets = _slice(sample, task, slice(0, length * context.size))
+    whole = Batch(inputs, targets, task.targets_in(targets), 1)
+    own = part(whole, task, context)
+    before = context.calls
+    with evaluating(model):
+        with context.suspended():
+            expected = _results(setup.objective, model, whole)
+        results = _results(setup.objective, model, own)
+    calls = context.calls - before
+    _raise_if_unequal(setup, expected, results, length=length, calls=calls)
+
+
+def _results(objective: Objective, model: nn.Module, batch: Batch) -> tuple[Any, Tensor]:
+    """Outputs; loss and number of targets."""
+    outputs = shards.whole(objective.outputs(model, batch.inputs))
+    loss = objective.loss(outputs, batch)
+    return outputs, torch.stack([loss, torch.as_tensor(batch.count).to(loss)])
+
+
+def _raise_if_unequal(
+    setup: Setup,
+    expected: tuple[Any, Tensor],
+    results: tuple[Any, Tensor],
+    *,
+    length: int,
+    calls: int,
+) -> None:
+    context = setup.context_parallel
+    assert context is not None  # noqa: S101 - the caller asks first
+    distributed.all_reduce(results[1], group=context.group)
+    first = context.index * length
+    differences = [_difference(*pair) for pair in zip(expected[1], results[1], strict=True)]
+    whole, own = (_scores(outputs) for outputs, _ in (expected, results))
+    if whole is not None and own is not None and whole.shape[1] == length * context.size:
+        differences.append(_difference(whole[:, first : first + length], own))
+    worst = torch.stack([*differences, torch.tensor(float(calls == 0)).to(differences[0])]).max()
+    distributed.all_reduce(worst, distributed.ReduceOp.MAX)
+    if calls == 0:
+        raise ConfigError(
+            "--context-parallel requires a model that calls scaled_dot_product_attention, and this "
+            "one does not: models of transformers do with attn_implementation='sdpa'"
+        )
+    if not float(worst) <= TOLERANCES[setup.options.precision]:
+        raise ConfigError(
+            f"--context-parallel: outputs or loss differ by {float(worst):.1e} from those of whole "
+            "sequences. Something besides scaled_dot_product_attention mixes positions, the model "
+            "does not use its position_ids, or the loss shifts its targets: shift them in the "
+            "data, and choose another strategy for such models"
+        )
+
+
+def _difference(expected: Tensor, actual: Tensor) -> Tensor:
+    """The largest difference relative to the largest value."""
+    difference = (expected.double() - actual.double()).abs().max()
+    return difference / expected.double().abs().max().clamp(min=1e-9)
+
+
+def _scores(outputs: Any) -> Tensor | None:
+    """The outputs for each position, if there are any."""
+    scores = getattr(outputs, "logits", outputs)
+    return scores if isinstance(scores, Tensor) and scores.dim() > 1 else None

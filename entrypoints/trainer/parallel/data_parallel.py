@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed import ProcessGroup
+from torch.utils import _pytree as pytree
 
-from trainer import probe
-from trainer.measure import comm_timing
-from trainer.parallel import same_layers
+from trainer.errors import UnequalRanksError
+from trainer.measure import timing
+from trainer.parallel.layers import unchanged
 from trainer.parallel.process_group import sum_over_ranks
 from trainer.setup import Setup
 from trainer.train_options import TrainOptions
@@ -23,6 +25,15 @@ is 1000, with which a short run would not be compressed at all."""
 _SLOW = (
     "warning: nn.DataParallel copies the model to every GPU in each step and runs in a single "
     "Python process; --strategy ddp gives the same results faster"
+)
+
+
+FIRST, INTERVAL = 20, 100
+"""Ranks compare in so many steps at the start, and in every so many after that."""
+_ADVICE = (
+    "A branch that depends on the samples does that, as in a mixture of experts or with LayerDrop: "
+    "call the same layers on every rank, if need be with a result times 0, or use --strategy ddp "
+    "--find-unused-parameters"
 )
 
 
@@ -94,7 +105,9 @@ class _DDP(Replica):
         options = setup.options
         ddp = nn.parallel.DistributedDataParallel(
             model,
-            process_group=_ddp_group(setup),
+            process_group=(
+                setup.layout.mesh.group("dp_replicate") if setup.preset.pipeline else None
+            ),
             bucket_cap_mb=options.bucket_mb,
             find_unused_parameters=(
                 options.find_unused_parameters or _has_unused_parameters(model, setup)
@@ -103,7 +116,7 @@ class _DDP(Replica):
             static_graph=options.static_graph,
         )
         ddp.broadcast_buffers = False  # see `Strategy.average_buffers`
-        comm_timing.instrument_ddp(ddp, setup.timer)
+        timing.instrument_ddp(ddp, setup.timer)
         _register_compression(ddp, options.compress)
         super().__init__(model, ddp)
 
@@ -114,25 +127,23 @@ class _DDP(Replica):
             ddp.require_backward_grad_sync = sync
 
 
-def _ddp_group(setup: Setup) -> ProcessGroup | None:
-    """The ranks with the same stage of a pipeline; None is all ranks."""
-    return setup.layout.mesh.group("dp_replicate") if setup.preset.pipeline else None
-
-
 def _has_unused_parameters(model: nn.Module, setup: Setup) -> bool:
     """Whether a parameter gets no gradient on any rank; DDP would wait for it. Collective."""
     if setup.preset.pipeline:
         return False
     objective, sample = setup.objective, setup.sample
     if setup.context_parallel is not None:
-        from trainer.parallel import sequences
+        from trainer.parallel import context_parallel
 
-        sample = sequences.part(sample, setup.task, setup.context_parallel)
+        sample = context_parallel.part(sample, setup.task, setup.context_parallel)
 
     def loss() -> Tensor:
         return objective.loss(objective.outputs(model, sample.inputs), sample)
 
-    unused = probe.has_unused_parameters(model, setup.context.device, loss)
+    with unchanged(model, setup.context.device):
+        torch.autograd.backward(loss())
+    unused = any(each.requires_grad and each.grad is None for each in model.parameters())
+    model.zero_grad()
     return any(sum_over_ranks(setup.context, [unused]))
 
 
@@ -178,7 +189,8 @@ class _Sharded(Replica):
                 reshard_after_forward=setup.preset.data != "zero2",
                 **options,
             )
-        same_layers.watch(model, layers, setup)
+        if setup.layout.token_shard.num_shards > 1:
+            _Watch(model, ["", *layers], setup)
         super().__init__(model)
 
     def set_gradient_sync(self, *, sync: bool) -> None:
@@ -214,3 +226,106 @@ def _fsdp_options(options: TrainOptions, *, pipeline: bool) -> dict[str, Any]:
     if options.offload:  # pinned memory speeds up copies to a GPU and requires one
         chosen["offload_policy"] = CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
     return chosen
+
+
+class _Watch:
+    """Whether ranks that gather the weights of layers together run the same layers.
+
+    `fully_shard` gathers a layer when it is called. Where a branch depends on the samples, ranks
+    gather different layers: silently if these are of equal size. So in some forward passes, before
+    a layer is gathered, ranks compare which one it is, and at the end, which parameters will get
+    gradients. These are hooks of a model and its layers; the model itself has the number 0.
+    """
+
+    def __init__(self, model: nn.Module, names: list[str], setup: Setup) -> None:
+        self._names = names
+        self._strategy = setup.options.strategy
+        self._micro_batches = setup.options.micro_batches
+        self._device = setup.context.device
+        self._group = setup.layout.token_shard.group
+        self._passes = 0
+        self._active = False
+        self._parameters: dict[Tensor, str] = {}
+        """Those that have been gathered in this pass, by name."""
+        eager: Callable[[Any], Any] = (
+            torch.compiler.disable if setup.options.compile else lambda hook: hook
+        )
+        for number, name in enumerate(names):
+            module = model.get_submodule(name)
+            before = partial(self._before, number) if number else self._begin
+            module.register_forward_pre_hook(eager(before), prepend=True)
+            module.register_forward_pre_hook(eager(partial(self._gathered, name)))
+        model.register_forward_hook(eager(self._end))
+
+    def _begin(self, *_: Any) -> None:
+        step, self._passes = self._passes // self._micro_batches, self._passes + 1
+        self._active = step < FIRST or step % INTERVAL == 0
+
+    def _before(self, number: int, *_: Any) -> None:
+        if self._active:
+            self._compare(number)
+
+    def _gathered(self, name: str, module: nn.Module, _arguments: Any) -> None:
+        if self._active:
+            prefix = f"{name}." if name else ""
+            self._parameters |= {each: prefix + own for own, each in module.named_parameters()}
+
+    def _end(self, _module: nn.Module, _arguments: Any, outputs: Any) -> None:
+        if self._active:
+            names, self._parameters = self._parameters, {}
+            self._compare(0, sorted({names[each] for each in _leaves(outputs) if each in names}))
+
+    def _compare(self, number: int, used: Sequence[str] = ()) -> None:
+        """Compare the number of the next layer, or 0 at the end, and the parameters in use."""
+        key = [number, zlib.crc32("\n".join(used).encode())]
+        extremes = torch.tensor([*key, *(-each for each in key)], device=self._device)
+        distributed.all_reduce(extremes, distributed.ReduceOp.MAX, group=self._group)
+        if extremes.tolist() != [*key, *(-each for each in key)]:
+            self._refuse(number, used)
+        # equal to the largest and the smallest: the same on all ranks
+
+    def _refuse(self, number: int, used: Sequence[str]) -> NoReturn:
+        """Raise UnequalRanksError, with what two of the ranks do. Collective."""
+        states: list[Any] = [None] * distributed.get_world_size(self._group)
+        distributed.all_gather_object(states, (number, list(used)), group=self._group)
+        two = [states[0], next(each for each in states if each != states[0])]
+        (one, other), (parts, others) = zip(*two, strict=True)
+        ranks = [_rank(self._group, states.index(each)) for each in two]
+        if one != other:
+            where = [self._names[each] or "the end of the model" for each in (one, other)]
+            what = f"rank {ranks[0]} came to {where[0]} and rank {ranks[1]} to {where[1]}"
+        else:
+            differ = sorted(set(parts) ^ set(others))
+            only = ranks[0] if differ[0] in parts else ranks[1]
+            what = f"only rank {only} has gradients of {', '.join(differ[:3])}"
+        raise UnequalRanksError(
+            f"--strategy {self._strategy} requires the same layers on every rank, and {what}. "
+            f"{_ADVICE}",
+            first=distributed.get_rank(self._group) == 0,
+        )
+
+
+def _rank(group: distributed.ProcessGroup | None, number: int) -> int:
+    return number if group is None else distributed.get_global_rank(group, number)
+
+
+def _leaves(outputs: Any) -> Iterator[Tensor]:
+    """The leaves of the graph that derivatives of `outputs` reach."""
+    pending = [each.grad_fn for each in _tensors(outputs) if each.grad_fn is not None]
+    seen: set[Any] = set(pending)
+    while pending:
+        node: Any = pending.pop()
+        if hasattr(node, "variable"):
+            yield node.variable
+        after = {following for following, _ in node.next_functions if following is not None} - seen
+        seen |= after
+        pending += after
+
+
+def _tensors(outputs: Any) -> Iterator[Tensor]:
+    """The tensors in a structure, and those that an object has as attributes."""
+    for leaf in pytree.tree_leaves(outputs):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif hasattr(leaf, "__dict__"):
+            yield from (each for each in vars(leaf).values() if isinstance(each, Tensor))

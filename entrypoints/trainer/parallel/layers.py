@@ -1,11 +1,15 @@
-"""The layers of a model, which are sharded, recomputed and compiled one by one."""
+"""The layers of a model, which are sharded, recomputed and compiled one by one; and its modes."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
+import torch
 from torch import nn
+
+from trainer.checkpoint.stored_state import with_extra_state
 
 Find = Callable[[nn.Module], Sequence[nn.Module]]
 
@@ -24,16 +28,12 @@ def names(model: nn.Module, find: Find | None = None) -> list[str]:
 
 def twin(module: nn.Module) -> nn.Module:
     """A module of the same tensors and parts, which can be replaced without changing the other."""
-    made = copy.copy(module)  # its tables are shared
+    # not copy.copy: what `fully_shard` has sharded calls __init__ then
+    made: nn.Module = object.__new__(type(module))
+    vars(made).update(vars(module))  # its tables are shared
     for table in ("_parameters", "_buffers", "_modules"):
         vars(made)[table] = dict(vars(module)[table])
     return made
-
-
-def compile_each(model: nn.Module, layers: Sequence[str]) -> None:
-    """Compile these layers one by one, in place."""
-    for name in layers:
-        model.get_submodule(name).compile()
 
 
 def _obvious(model: nn.Module) -> list[nn.Module]:
@@ -62,3 +62,36 @@ def _is_separate(layer: nn.Module, model: nn.Module) -> bool:
     return bool(own) and not any(
         id(parameter) in own for other in others for parameter in other.parameters(recurse=False)
     )
+
+
+@contextmanager
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """Evaluation mode in the block; then each module is in its own mode again.
+
+    `train()` would also thaw the modules that are meant to stay in evaluation mode.
+    """
+    modules = [module for model in models for module in model.modules()]
+    training = [module for module in modules if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def unchanged(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Restore the model's buffers, extra state and the random numbers after the block."""
+    before = [buffer.clone() for buffer in model.buffers()]
+    extra = [
+        (module, copy.deepcopy(module.get_extra_state())) for _, module in with_extra_state(model)
+    ]
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield
+    with torch.no_grad():
+        for buffer, value in zip(model.buffers(), before, strict=True):
+            buffer.copy_(value)
+    for module, state in extra:
+        module.set_extra_state(state)

@@ -1,4 +1,8 @@
-"""How many ranks each dimension of a strategy gets, and whether options, model and ranks fit."""
+"""The strategies by name, the ranks of each dimension, and whether options and ranks fit.
+
+A strategy combines dimensions of parallelism. Its layout says how many ranks each gets, and which
+place this rank has among them.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,15 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 from torch.torch_version import TorchVersion
 
 from trainer.data import DataShard
 from trainer.errors import ConfigError
-from trainer.parallel.parallel_dims import ParallelDims, RankMesh
-from trainer.parallel.presets import STRATEGIES, Preset
 from trainer.parallel.process_group import DistributedContext, divisors
 from trainer.train_options import TrainOptions
 
@@ -23,6 +27,117 @@ FULL_WORLD_SIZE = "DEPLOYKIT_FULL_WORLD_SIZE"
 """Variable with the number of ranks of all nodes, in a job that may lose some of them."""
 HIDDEN_SIZE = 64
 """Outputs of the layer `hidden` of the digits model, the only one that is sharded."""
+
+
+class Preset(NamedTuple):
+    """A combination of dimensions. `layout` says how many ranks each gets."""
+
+    data: str = ""
+    """What ranks with different samples do: hold replicas (ddp, manual, dp), divide the optimizer
+    state (zero1), or also gradients (zero2) and parameters (zero3), within groups of ranks (hsdp)
+    or in groups of one, which hold replicas of what tensor parallelism has sharded (replicate)."""
+    tensor: bool = False
+    """Whether ranks share the layers of a model."""
+    pipeline: bool = False
+    """Whether ranks hold different layers."""
+
+    @property
+    def sharded(self) -> bool:
+        """Whether `fully_shard` holds the parameters."""
+        return self.data in {"zero2", "zero3", "hsdp", "replicate"}
+
+
+STRATEGIES = {
+    "single": Preset(),
+    "dp": Preset("dp"),
+    "ddp": Preset("ddp"),
+    "manual": Preset("manual"),
+    "zero1": Preset("zero1"),
+    "zero2": Preset("zero2"),
+    "zero3": Preset("zero3"),
+    "fsdp": Preset("zero3"),
+    "hsdp": Preset("hsdp"),
+    "tp": Preset(tensor=True),
+    "tp-dp": Preset("replicate", tensor=True),
+    "fsdp-tp": Preset("zero3", tensor=True),
+    "hsdp-tp": Preset("hsdp", tensor=True),
+    "pp": Preset(pipeline=True),
+    "pp-dp": Preset("ddp", pipeline=True),
+    "pp-fsdp": Preset("zero3", pipeline=True),
+    "pp-tp": Preset(tensor=True, pipeline=True),
+    "pp-fsdp-tp": Preset("zero3", tensor=True, pipeline=True),
+    "pp-hsdp-tp": Preset("hsdp", tensor=True, pipeline=True),
+}
+"""Value of --strategy to dimensions."""
+
+
+class ParallelDims(NamedTuple):
+    """One number for each dimension: of all ranks, or of one rank's position.
+
+    The last dimension varies fastest, so that the ranks that communicate most are neighbors:
+    those of a tensor-parallel group, then those that share sequences, then those that share shards,
+    then replicas, then the stages of a pipeline.
+    """
+
+    pp: int = 1
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    cp: int = 1
+    tp: int = 1
+
+    @property
+    def dp(self) -> int:
+        """The number of ranks with different samples."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks in all."""
+        return self.pp * self.dp * self.cp * self.tp
+
+    def position(self, rank: int) -> ParallelDims:
+        """The coordinates of a rank, each from 0."""
+        coordinates = []
+        for size in reversed(self):
+            rank, coordinate = divmod(rank, size)
+            coordinates.append(coordinate)
+        return ParallelDims(*reversed(coordinates))
+
+
+class RankMesh:
+    """The mesh of all ranks, with an axis for each dimension that has more than one rank.
+
+    Its axis `dp_shard` always exists, because `fully_shard` requires one. Ranks that share
+    sequences share parameters like those with other samples: where parameters are meant, they are a
+    part of `dp_shard`, and else an axis of their own, `cp`. Collective.
+    """
+
+    def __init__(self, dims: ParallelDims, context: DistributedContext) -> None:
+        self._ranks = _mesh(dims, context)
+        self._parameters = self._ranks
+        if dims.cp > 1:
+            self._parameters = _mesh(dims._replace(dp_shard=dims.dp_shard * dims.cp, cp=1), context)
+
+    def axes(self, *names: str) -> DeviceMesh:
+        """Those of these axes that exist, of the mesh over which parameters are distributed."""
+        return _axes(self._parameters, names)
+
+    def group(self, *names: str) -> ProcessGroup:
+        """The ranks that differ from this one along these axes only."""
+        mesh = _axes(self._ranks, names)
+        if mesh.ndim == 1:
+            return mesh.get_group()
+        return mesh._flatten("_".join(names)).get_group()  # noqa: SLF001 - torch has no other name
+
+
+def _mesh(dims: ParallelDims, context: DistributedContext) -> DeviceMesh:
+    sizes = dims._asdict().items()
+    return context.mesh(**{name: size for name, size in sizes if size > 1 or name == "dp_shard"})
+
+
+def _axes(mesh: DeviceMesh, names: tuple[str, ...]) -> DeviceMesh:
+    """The part of `mesh` with those of these axes that it has."""
+    return mesh[tuple(name for name in names if name in (mesh.mesh_dim_names or ()))]
 
 
 def accumulate(options: TrainOptions, context: DistributedContext) -> TrainOptions:
@@ -60,7 +175,10 @@ class Layout:
     def data_shard(self) -> DataShard:
         """The part of each global batch for this rank. Collective when it is first used."""
         index = self.position.dp_replicate * self.dims.dp_shard + self.position.dp_shard
-        return DataShard(index, self.dims.dp, self._data_group, equal_sizes=self.preset.pipeline)
+        group = None
+        if self.dims.dp not in (1, self.dims.ranks):
+            group = self.mesh.group("dp_replicate", "dp_shard")
+        return DataShard(index, self.dims.dp, group, equal_sizes=self.preset.pipeline)
 
     @cached_property
     def token_shard(self) -> DataShard:
@@ -75,12 +193,6 @@ class Layout:
         if ranks != self.dims.ranks:
             group = self.mesh.group("dp_replicate", "dp_shard", "cp")
         return DataShard(samples.index * parts + self.position.cp, ranks, group)
-
-    @property
-    def _data_group(self) -> ProcessGroup | None:
-        if self.dims.dp in (1, self.dims.ranks):
-            return None
-        return self.mesh.group("dp_replicate", "dp_shard")
 
     @property
     def contributes_loss(self) -> bool:
@@ -103,7 +215,10 @@ class Layout:
 def _dims(options: TrainOptions, preset: Preset, context: DistributedContext) -> ParallelDims:
     """The sizes that the options ask for, and defaults. Their product may miss the ranks."""
     world, node = context.world_size, context.local_world_size
-    pp = _pipeline_size(options, preset, world)
+    pp = 1
+    if preset.pipeline:
+        whole = not (preset.data or preset.tensor)
+        pp = options.pipeline_parallel or (world if whole else min(2, world))
     cp = options.context_parallel or 1
     tp = _tensor_size(options, preset, world // (pp * cp), node // cp)
     rest = max(1, world // (pp * cp * tp))
@@ -115,13 +230,6 @@ def _dims(options: TrainOptions, preset: Preset, context: DistributedContext) ->
     if preset.data in {"zero2", "zero3"}:
         return ParallelDims(pp, 1, rest, cp, tp)
     return ParallelDims(pp, rest, 1, cp, tp)
-
-
-def _pipeline_size(options: TrainOptions, preset: Preset, world: int) -> int:
-    if not preset.pipeline:
-        return 1
-    whole = not (preset.data or preset.tensor)
-    return options.pipeline_parallel or (world if whole else min(2, world))
 
 
 def _tensor_size(options: TrainOptions, preset: Preset, ranks: int, node: int) -> int:
@@ -144,7 +252,7 @@ def _problems(
     if preset.tensor:
         yield from _model_problems(options, dims)
     world = context.world_size
-    sizes = [*_part_problems(dims.cp, world)] or [*_size_problems(options, preset, dims, world)]
+    sizes = list(_size_problems(options, preset, dims, world))
     yield from sizes
     if dims.cp > 1:
         yield from _sequence_problems(options, dims.cp)
@@ -170,21 +278,14 @@ def _version_problems(name: str, preset: Preset, device: torch.device) -> Iterat
         yield f"--strategy {name} requires PyTorch 2.7 or newer on the CPU, and this is {version}"
 
 
-def _part_problems(parts: int, world: int) -> Iterator[str]:
-    """Why so many ranks cannot share each sequence."""
-    if world % parts:
-        yield (
-            f"--context-parallel {parts} does not divide the {world} ranks: "
-            f"use one of {divisors(world)}"
-        )
-
-
 def _size_problems(
     options: TrainOptions, preset: Preset, dims: ParallelDims, world: int
 ) -> Iterator[str]:
     """Problems with the number of ranks; of each strategy, the one that its options allow."""
     name = options.strategy
-    if preset == Preset() and world > 1:
+    if world % dims.cp:
+        yield _indivisible("--context-parallel", dims.cp, world)
+    elif preset == Preset() and world > 1:
         yield (
             f"--strategy single is for one process, not {world} ranks: "
             "choose another strategy, such as ddp, or start one process"
@@ -208,19 +309,19 @@ def _size_problems(
     elif preset.pipeline and name != "pp":
         yield from _pipelines_problems(options, preset, dims, world)
     elif preset.tensor and world // dims.cp % dims.tp:
-        among = f"{world} ranks" if dims.cp == 1 else f"{world // dims.cp} ranks of each part"
-        yield (
-            f"--tensor-parallel {dims.tp} does not divide the {among}: "
-            f"use one of {divisors(world // dims.cp)}"
-        )
+        yield _indivisible("--tensor-parallel", dims.tp, world, cp=dims.cp)
     elif dims.ranks != world:  # hsdp
-        inner = {name: size for name, size in (("cp", dims.cp), ("tp", dims.tp)) if size > 1}
-        outside = " and ".join(f"{size} for {name}" for name, size in inner.items())
-        rest = world // (dims.cp * dims.tp)
-        yield (
-            f"--shard-ranks {dims.dp_shard} does not divide the {rest} ranks"
-            f"{' outside of ' * bool(inner)}{outside}: use one of {divisors(rest)}"
-        )
+        yield _indivisible("--shard-ranks", dims.dp_shard, world, cp=dims.cp, tp=dims.tp)
+
+
+def _indivisible(flag: str, size: int, world: int, **inner: int) -> str:
+    """That a size does not divide the ranks, outside of those of `inner` dimensions."""
+    outside = " and ".join(f"{size} for {name}" for name, size in inner.items() if size > 1)
+    rest = world // math.prod(inner.values())
+    return (
+        f"{flag} {size} does not divide the {rest} ranks{' outside of ' * bool(outside)}{outside}: "
+        f"use one of {divisors(rest)}"
+    )
 
 
 def _pipelines_problems(

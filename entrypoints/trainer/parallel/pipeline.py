@@ -7,26 +7,28 @@ computes the loss. Within a stage, ranks share or replicate the layers as `paral
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
-from types import SimpleNamespace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+)
 from torch.utils import _pytree as pytree
 
 from trainer import data
 from trainer.data import Batch
-from trainer.errors import ConfigError
-from trainer.measure import bubble
-from trainer.measure.bubble import BubbleMeter, TimedStage
-from trainer.parallel import layers, parallelize, partition, shards
-from trainer.parallel.cut import Cut, cut
+from trainer.measure.timing import StepTimer
+from trainer.parallel import layers, parallelize, shards
 from trainer.parallel.layout import schedule, stages_per_rank
-from trainer.parallel.partition import MeasuredLayer, Stages
 from trainer.parallel.process_group import broadcast_from_rank_zero
+from trainer.parallel.stages import Cut, Layer, as_returned, split
+from trainer.seeds import mixed, seed_all
 from trainer.setup import Setup
 
 SCHEDULES = {
@@ -46,22 +48,25 @@ class Pipeline:
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self._objective = setup.objective
-        self.group: ProcessGroup = setup.layout.mesh.group("pp") if self._size > 1 else _alone()
-        self._bubble = BubbleMeter(setup.context.device, self.group)
+        world = torch.distributed.group.WORLD
+        assert world is not None  # noqa: S101 - the trainer has joined one
+        self.group: ProcessGroup = setup.layout.mesh.group("pp") if self._size > 1 else world
         # the rest of the whole model is freed once the stages of this rank are cut out
-        whole = cut(setup, self._micro_batch)
-        self._needs_inputs, self._boxed = whole.needs_inputs, whole.boxed
-        stages = self._partition(whole)
-        setup.context.log(self._description(stages))
-        numbers = _layer_numbers(stages)
-        whole.check_tied(numbers)
-        own = range(setup.layout.position.pp, len(stages), self._size)
-        parts = [(numbers[stage], whole.part(numbers[stage])) for stage in own]
+        model = setup.weights.build()
+        setup.weights.fill(model, torch.device("cpu"))
+        micro_batch = data.split(setup.sample, setup.options.micro_batches, setup.task)[0]
+        cut = Cut(model, setup.task.layers, micro_batch, setup.objective)
+        self._boxed = cut.boxed
+        numbers = self._split(cut)
+        cut.check_tied(numbers)
+        own = range(setup.layout.position.pp, len(numbers), self._size)
+        parts = [(numbers[stage], cut.part(numbers[stage])) for stage in own]
         self.parts = [part for _, part in parts]
+        known = [[cut.layers[number] for number in stage] for stage in numbers]
         self._stages = [
-            self._stage(part, number, stages) for number, (_, part) in zip(own, parts, strict=True)
+            self._stage(part, number, known) for number, part in zip(own, self.parts, strict=True)
         ]
-        self.model = whole.merged(parts)
+        self.model = cut.merged(parts)
         name = schedule(setup.options)
         self._schedule: Any = SCHEDULES[name](
             self._stages if name == "interleaved" else self._stages[0],
@@ -74,72 +79,53 @@ class Pipeline:
     def _size(self) -> int:
         return self._setup.layout.dims.pp
 
-    def _partition(self, whole: Cut) -> Stages:
-        """The layers of each stage, as measured on rank 0."""
-        setup = self._setup
-        measured = _measured(whole) if setup.context.is_rank_zero else None
-        measured = broadcast_from_rank_zero(setup.context, measured)
-        if isinstance(measured, ConfigError):
-            raise measured
-        by = partition.by_layers if setup.options.balance == "layers" else partition.by_time
-        return by(measured, self._size * stages_per_rank(setup.options))
-
-    @property
-    def _micro_batch(self) -> Batch:
-        """The first micro-batch of the sample."""
-        setup = self._setup
-        return data.split(setup.sample, setup.options.micro_batches, setup.task)[0]
-
-    def _description(self, stages: Stages) -> str:
-        """The stages with their times, and the predicted bubble."""
-        seconds = [sum(layer.seconds for layer in stage) for stage in stages]
-        size, options = self._size, self._setup.options
-        self.seconds_by_rank = [sum(seconds[rank::size]) for rank in range(size)]
-        described = ", ".join(
-            f"[{' '.join(layer.name for layer in stage)}] {each * 1000:.2f} ms"
-            for stage, each in zip(stages, seconds, strict=True)
+    def _split(self, cut: Cut) -> list[range]:
+        """The layers of each stage: by their time, measured on rank 0, or by their number."""
+        setup, known = self._setup, cut.layers
+        context, options = setup.context, setup.options
+        balance, costs = options.balance or "time", [1.0] * len(known)
+        if balance == "time":
+            measured = cut.measure(context.device) if context.is_rank_zero else None
+            costs = broadcast_from_rank_zero(context, measured)
+        numbers = split(known, self._size * stages_per_rank(options), costs)
+        described = []
+        for stage in numbers:
+            milliseconds = sum(costs[number] for number in stage) * 1000
+            names = " ".join(known[number].name for number in stage)
+            described.append(f"[{names}]" + f" {milliseconds:.2f} ms" * (balance == "time"))
+        bubble = ideal_bubble(self._size, options.micro_batches, stages_per_rank(options))
+        context.log(
+            f"pipeline: {schedule(options)}, {options.micro_batches} micro-batches, "
+            f"{len(numbers)} stages by {balance}: {', '.join(described)}; bubble {bubble:.1%} "
+            "if stages are equal"
         )
-        balance, micro_batches = options.balance or "time", options.micro_batches
-        per_rank = stages_per_rank(options)
-        predicted = bubble.predicted(self.seconds_by_rank, micro_batches, per_rank)
-        ideal = bubble.ideal(size, micro_batches, per_rank)
-        return (
-            f"pipeline: {schedule(options)}, {micro_batches} micro-batches, {len(stages)} stages "
-            f"by {balance}: {described}; bubble {predicted:.1%} predicted, {ideal:.1%} ideal"
-        )
+        return numbers
 
-    def _stage(self, part: nn.Module, number: int, stages: Stages) -> TimedStage:
+    def _stage(self, part: nn.Module, number: int, known: Sequence[Sequence[Layer]]) -> _Stage:
         """A stage that is told its input and output shapes, so that torch need not trace it.
 
         Tracing would run DDP's hooks, after which the first backward pass of GPipe fails.
         """
-        setup, last = self._setup, number == len(stages) - 1
-        own = [layer.name for layer in stages[number]]
-        if self._needs_inputs:
-            parallelize.prepare_layers(part, setup)
-        names = layers.names(part, lambda _: [part.get_submodule(n) for n in own])
-        replica = parallelize.distribute(part, names, setup)
-        outputs = stages[number][-1].output.requires_grad_()
-        stage = TimedStage(
+        setup, last = self._setup, number == len(known) - 1
+        parallelize.prepare_layers(part, setup)
+        own = [part.get_submodule(layer.name) for layer in known[number]]
+        replica = parallelize.distribute(part, layers.names(part, lambda _: own), setup)
+        outputs = known[number][-1].hidden
+        stage = _Stage(
             replica.module,
             number,
-            len(stages),
+            len(known),
             setup.context.device,
-            input_args=self._passed_on(stages[number - 1]) if number else self._first_inputs,
-            output_args=outputs if last else self._passed_on(stages[number]),
+            input_args=self._passed_on(known[number - 1][-1]) if number else (),
+            output_args=outputs.requires_grad_() if last else self._passed_on(known[number][-1]),
             group=self.group,
         )
-        stage.timer, stage.bubble = setup.timer, self._bubble
+        stage.timer = setup.timer
         return stage
 
-    @property
-    def _first_inputs(self) -> tuple[Tensor, ...]:
-        """What the schedule hands to the first stage; torch 2.11 checks its shape."""
-        return () if self._needs_inputs else (self._micro_batch.inputs,)
-
-    def _passed_on(self, stage: Sequence[MeasuredLayer]) -> Tensor:
-        """Hidden states (batch, sequence, ...) of a stage: with sequence parallelism, a part."""
-        hidden = stage[-1].output
+    def _passed_on(self, layer: Layer) -> Tensor:
+        """Hidden states (batch, sequence, ...) of a layer: with sequence parallelism, a part."""
+        hidden = layer.hidden
         if self._setup.options.sequence_parallel:
             hidden = hidden[:, : hidden.shape[1] // self._setup.layout.dims.tp]
         return torch.empty_like(hidden).requires_grad_()
@@ -147,27 +133,21 @@ class Pipeline:
     def forward(self, inputs: Any) -> Any:
         """The scores (batch, ..., classes) on the last stage, None on the others."""
         first = next(leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor))
+        self._feed(inputs)
         # eval requires a target and does not use it
-        scores: Tensor | None = self._schedule.eval(*self._fed(inputs), target=first)
-        return None if scores is None else self._as_returned(shards.whole(scores))
+        scores: Tensor | None = self._schedule.eval(target=first)
+        return scores if scores is None else as_returned(shards.whole(scores), boxed=self._boxed)
 
-    def _as_returned(self, scores: Tensor) -> Any:
-        """Scores as the model itself returns them."""
-        return SimpleNamespace(logits=scores) if self._boxed else scores
-
-    def _fed(self, inputs: Any) -> tuple[Any, ...]:
-        """What the schedule splits into micro-batches, or nothing if each stage is told here."""
-        if not self._needs_inputs:
-            return (inputs,)
+    def _feed(self, inputs: Any) -> None:
+        """Give each stage the inputs of each micro-batch."""
         parts = self._setup.options.micro_batches
         pieces = [data.piece(inputs, number, parts) for number in range(parts)]
         for stage in self._stages:
             stage.inputs = pieces
-        return ()
 
     def seed(self, seed: int) -> None:
-        """Let all stages that run the model's own `forward` draw the same in the next step."""
-        for stage in self._stages if self._needs_inputs else ():
+        """Let all stages draw the same in the next step."""
+        for stage in self._stages:
             stage.seed = seed
 
     def backward(self, batch: Batch, factor: float) -> Tensor:
@@ -177,53 +157,60 @@ class Pipeline:
         """
         self._factor, self._batch = factor, batch
         self._loss = torch.zeros((), dtype=torch.float64, device=self._setup.context.device)
-        with self._bubble.step():
-            fed = self._fed(batch.inputs)
-            self._schedule.step(*fed, target=batch.targets, return_outputs=False)
+        self._feed(batch.inputs)
+        with self._setup.timer("pipeline"):
+            self._schedule.step(target=batch.targets, return_outputs=False)
         return self._loss
 
     def _micro_batch_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
         """The scaled loss of one micro-batch, on the last stage; 0 in evaluation."""
         if not torch.is_grad_enabled():
             return torch.zeros((), device=self._setup.context.device)
-        with self._setup.timer("forward"), self._bubble.busy():
+        with self._setup.timer("forward"):
             count = self._setup.task.targets_in(targets)
             batch = Batch(scores, targets, count, self._batch.total)
-            loss = self._objective.loss(self._as_returned(scores), batch)
+            loss = self._objective.loss(as_returned(scores, boxed=self._boxed), batch)
             self._loss += loss.detach()
             return loss * self._factor
 
-    def metrics(self) -> dict[str, float]:
-        """The measured bubble since the last logged step. Collective."""
-        share = self._bubble.latest()
-        return {} if share is None else {"bubble": share}
 
-    def summary(self) -> str:
-        """The measured bubble of the run, as a mean and per rank. Collective."""
-        shares = self._bubble.shares()
-        if not shares:
-            return ""
-        by_rank = ", ".join(f"{share:.1%}" for share in shares)
-        mean = sum(shares) / len(shares)
-        return f"pipeline: bubble {mean:.1%} measured (by rank: {by_rank})"
+def ideal_bubble(ranks: int, micro_batches: int, stages_per_rank: int = 1) -> float:
+    """The share of a step in which ranks wait, with equal stages and free communication.
+
+    (p - 1) / (v * m + p - 1) for p ranks, m micro-batches and v stages per rank; v = 1 for GPipe
+    and 1F1B. Sources: https://arxiv.org/abs/1811.06965, section 2.3, and
+    https://arxiv.org/abs/2104.04473, section 2.2, which gives the bubble as a share of the compute
+    time, (p - 1) / (v * m), not of the step.
+    """
+    return (ranks - 1) / (stages_per_rank * micro_batches + ranks - 1)
 
 
-def _measured(whole: Cut) -> list[MeasuredLayer] | ConfigError:
-    """The layers, or why they cannot be measured, which other ranks need to know too."""
-    try:
-        return whole.measure()
-    except ConfigError as error:
-        return error
+class _Stage(PipelineStage):
+    """A stage that runs with the inputs of a batch, and times its compute.
 
+    Communication happens outside of these methods. In evaluation nothing is timed.
+    """
 
-def _layer_numbers(stages: Stages) -> list[range]:
-    """The numbers of the layers of each stage."""
-    ends = list(accumulate(map(len, stages), initial=0))
-    return [range(begin, end) for begin, end in pairwise(ends)]
+    timer: StepTimer
+    inputs: Sequence[Any] = ()
+    """Inputs of the model for each micro-batch."""
+    seed: int = 0
+    """All stages draw what follows from this and the micro-batch."""
 
+    def forward_one_chunk(
+        self, fwd_chunk_id: int, args: Any, kwargs: Any = None, *more: Any, **options: Any
+    ) -> Any:
+        """The forward pass of one micro-batch."""
+        kwargs = {"inputs": self.inputs[fwd_chunk_id]}
+        run = partial(super().forward_one_chunk, fwd_chunk_id, args, kwargs, *more, **options)
+        if not self.has_backward:
+            return run()
+        seed_all(mixed(self.seed, fwd_chunk_id))
+        with self.timer("forward"):
+            return run()
 
-def _alone() -> ProcessGroup:
-    """The group of a pipeline of one rank."""
-    group = torch.distributed.group.WORLD
-    assert group is not None  # noqa: S101 - the trainer has joined one
-    return group
+    def backward_one_chunk(self, *arguments: Any, **options: Any) -> None:
+        """The backward pass of one micro-batch; nothing to do in evaluation."""
+        if self.has_backward:
+            with self.timer("backward"):
+                super().backward_one_chunk(*arguments, **options)

@@ -22,13 +22,9 @@ def local(tensor: Tensor) -> Tensor:
 
 def whole(tree: Any) -> Any:
     """A structure of tensors in which DTensors have the parts of all ranks. Collective."""
-    return pytree.tree_map_only(Tensor, _whole, tree)
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    full_tensor = getattr(tensor, "full_tensor", None)
-    full: Tensor = full_tensor() if full_tensor else tensor
-    return full
+    return pytree.tree_map_only(
+        Tensor, lambda leaf: leaf.full_tensor() if hasattr(leaf, "full_tensor") else leaf, tree
+    )
 
 
 def copy_part(tensor: Tensor, whole: Tensor) -> None:

@@ -9,17 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from trainer import data, probe
+from trainer import data
 from trainer.checkpoint import stored_state
 from trainer.checkpoint.stored_state import Stored
 from trainer.data import Batch
 from trainer.errors import ConfigError
 from trainer.optim import gradients, optimizers
 from trainer.optim.weight_average import WeightAverage
-from trainer.parallel import shards
+from trainer.parallel import layers, shards
 from trainer.parallel.parallelize import parallelize
 from trainer.parallel.process_group import sum_over_ranks
 from trainer.seeds import mixed, seed_python, seed_torch
@@ -62,9 +61,9 @@ class Strategy:
         if setup.weights.evaluates:
             setup.context.log(_EVALUATES)
         if setup.context_parallel is not None:
-            from trainer.parallel import sequences
+            from trainer.parallel import context_parallel
 
-            sequences.check(self.model, setup)
+            context_parallel.check(self.model, setup)
             self._reshard()
         self.optimizer = self._make_optimizer(create_optimizer)
         self._group_settings = optimizers.GroupSettings(self._local_optimizer)
@@ -109,10 +108,10 @@ class Strategy:
         """
         if self.setup.context_parallel is None:
             return batch
-        from trainer.parallel import sequences
+        from trainer.parallel import context_parallel
 
         try:
-            return sequences.part(batch, self.setup.task, self.setup.context_parallel)
+            return context_parallel.part(batch, self.setup.task, self.setup.context_parallel)
         except ConfigError as error:
             raise ValueError(str(error)) from error
 
@@ -181,12 +180,8 @@ class Strategy:
     def gradient_norm(self) -> Tensor:
         """The 2-norm of the whole model's gradient, a scalar equal on every rank. Collective."""
         parameters, device = self.model.parameters(), self.setup.context.device
-        return gradients.norm(parameters, device, self._stage_groups)
-
-    @property
-    def _stage_groups(self) -> Sequence[ProcessGroup]:
-        """Groups whose ranks hold different parameters: those of a pipeline."""
-        return () if self.pipeline is None else (self.pipeline.group,)
+        stages = () if self.pipeline is None else (self.pipeline.group,)
+        return gradients.norm(parameters, device, stages)
 
     @torch.no_grad()
     def average_buffers(self) -> None:
@@ -214,7 +209,7 @@ class Strategy:
         """Evaluate in the block: with averaged buffers, and weights if they are. Collective."""
         self.average_buffers()
         stages = self.pipeline.parts if self.pipeline else ()
-        with probe.evaluating(self.model, *stages):
+        with layers.evaluating(self.model, *stages):
             self._reshard()
             with self._average.swapped() if self._average else nullcontext():
                 yield
@@ -296,14 +291,6 @@ class Strategy:
         """The optimizer of the parameters whose state this rank saves."""
         local: Optimizer = getattr(self.optimizer, "optim", self.optimizer)  # of ZeRO 1
         return local
-
-    def extra_metrics(self) -> dict[str, float]:
-        """Metrics of a logged step that other strategies do not have. Collective."""
-        return {} if self.pipeline is None else self.pipeline.metrics()
-
-    def summary(self) -> str:
-        """A line to log at the end of a run, or ''. Collective."""
-        return "" if self.pipeline is None else self.pipeline.summary()
 
 
 def _sum(parts: Sequence[Callable[[], Tensor]]) -> Tensor:

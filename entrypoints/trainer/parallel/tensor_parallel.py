@@ -4,6 +4,13 @@ Of two consecutive linear layers, the first is sharded by outputs and the second
 one all-reduce serves both. With sequence parallelism, what lies between (normalization, residual
 additions) is sharded along the sequence, and the all-reduce becomes a reduce-scatter and an
 all-gather: the same traffic, less memory.
+
+Ranks that share a layer draw the same random numbers, so that what they all hold stays equal. But
+between a layer that is sharded by outputs and the next one that is sharded by inputs, each has
+activations of its own, such as other heads of attention. There dropout must draw a mask of its own
+on each rank: otherwise the heads that ranks have at the same place would lose the same weights.
+With sequence parallelism ranks also have different positions of what lies between such layers.
+
 https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html
 """
 
@@ -14,6 +21,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatch
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
@@ -28,8 +36,9 @@ from torch.distributed.tensor.parallel import (
 )
 
 from trainer.errors import ConfigError
-from trainer.parallel import shards, tensor_random
+from trainer.parallel import shards
 from trainer.parallel.process_group import divisors
+from trainer.seeds import SEED_STEP, seed_torch
 from trainer.setup import Setup
 from trainer.train_options import TrainOptions
 
@@ -46,7 +55,7 @@ def apply(part: nn.Module, setup: Setup) -> None:
         _check(part, plan, styles, own=setup.task.tensor_parallel is not None)
     parallelize_module(part, setup.layout.mesh.axes("tp"), styles)
     if setup.options.task not in _PLANS:  # our own models draw nothing
-        tensor_random.apply(part, styles, setup.layout.position.tp)
+        _draw_apart(part, styles, setup.layout.position.tp)
     for names in tied:
         shards.tie(part, names)
 
@@ -198,3 +207,71 @@ def _plan_of_hugging_face(
 
 
 _PLANS = {"digits": _digits_plan, "text": _text_plan}
+
+
+def _draw_apart(part: nn.Module, styles: Mapping[str, ParallelStyle], rank: int) -> None:
+    """Let each rank draw its own random numbers between sharded layers.
+
+    `styles` are those of the modules of `part` by name, `rank` is that among those of a layer.
+    """
+    stream = _Stream(rank)
+    if any(isinstance(style, SequenceParallel) for style in styles.values()):
+        part.register_forward_pre_hook(stream.begin)
+    else:
+        _between_sharded_layers(part, styles, stream)
+    part.register_forward_hook(stream.end)
+
+
+def _between_sharded_layers(
+    part: nn.Module, styles: Mapping[str, ParallelStyle], stream: _Stream
+) -> None:
+    """Begin after a layer that is sharded by outputs, end before the next one by inputs."""
+    opened = False
+    for name, module in part.named_modules():
+        style = styles.get(name)
+        if isinstance(style, ColwiseParallel) and any(
+            isinstance(each, Shard) for each in style.output_layouts
+        ):
+            module.register_forward_hook(stream.begin)
+            opened = True
+        elif isinstance(style, RowwiseParallel) and opened:
+            module.register_forward_pre_hook(stream.end)
+            opened = False
+
+
+class _Stream:
+    """A stream of random numbers for one rank, beside that of all ranks of a layer."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._common: list[Tensor] = []
+        """The states of the generators that all ranks share, while this rank uses its own."""
+        self.begin: Any = torch.compiler.disable(self._begin)
+        """Any forward hook. Compiled code would not see that the state changes, so it is left."""
+        self.end: Any = torch.compiler.disable(self._end)
+
+    def _begin(self, module: nn.Module, *_: Any) -> None:
+        """Use this rank's own numbers, which follow from the common ones.
+
+        So they are the same where a layer is computed again, with the state that it had before.
+        """
+        if self._common or not module.training:
+            return
+        seed = int(torch.randint(2**31, ())) * SEED_STEP + self._rank
+        self._common = _states()
+        seed_torch(seed)
+
+    def _end(self, *_: Any) -> None:
+        """Use the common numbers again."""
+        if not self._common:
+            return
+        torch.set_rng_state(self._common[0])
+        if len(self._common) > 1:
+            torch.cuda.set_rng_state(self._common[1])
+        self._common = []
+
+
+def _states() -> list[Tensor]:
+    """The states of the generators of the CPU and of the current GPU, if one is used."""
+    gpu = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
+    return [torch.get_rng_state(), *gpu]
