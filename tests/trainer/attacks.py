@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import pickletools
+import shutil
 import struct
 import sys
 import time
@@ -101,11 +102,10 @@ class Touch:
         return os.system, (f"touch {self.canary}",)
 
 
-def rewritten_zip(data, change, *, packed=False):
+def rewritten_zip(data, change):
     """A copy of an archive with each entry replaced by `change(name, content)`."""
     out = io.BytesIO()
-    how = zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED
-    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w", how) as new:
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w") as new:
         for name in old.namelist():
             new.writestr(name, change(name, old.read(name)))
     return out.getvalue()
@@ -343,18 +343,6 @@ def _whole(random, path, _canary):
         return
 
 
-def deep(count):
-    """A pickle of nested tuples, `count` levels deep."""
-    return b"\x80\x04)" + b"\x85" * count
-
-
-def pipe(path):
-    path.unlink()
-    os.mkfifo(path)
-
-
 def copied(folder, target):
     """A copy of a checkpoint folder, for a test to damage."""
-    import shutil
-
     return Path(shutil.copytree(folder, target))

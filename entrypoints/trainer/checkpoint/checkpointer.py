@@ -4,9 +4,8 @@ torch.distributed.checkpoint (DCP) writes the tensors, each rank its shards, und
 depend on the strategy. ``whole.json`` lists the size and CRC-32 of every file and the run's
 progress. Everything is written to ``step-00000120.RUN.saving``, which is renamed at the end.
 
-Checkpoints are untrusted when they are read. `integrity` verifies that one is complete, `metadata`
-that its table of tensors is consistent, and `tensor_reader` reads the tensors. None of them
-unpickles, so nothing in a checkpoint can run.
+Checkpoints are untrusted when they are read: `integrity` verifies that one is complete, `dcp_files`
+that its table of tensors is consistent. Nothing in a checkpoint can run.
 """
 
 from __future__ import annotations
@@ -22,10 +21,11 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, distributed
 
-from trainer.checkpoint import integrity, tensor_reader
+from trainer.checkpoint import dcp_files, integrity
 from trainer.checkpoint.integrity import Progress, VerifiedCheckpoint
 from trainer.errors import ConfigError, UnusableCheckpoints
 from trainer.measure import comm_timing
+from trainer.optim import weight_average
 from trainer.parallel.process_group import DistributedContext
 
 State = dict[str, Tensor]
@@ -111,9 +111,7 @@ class CheckpointManager:
 
         Raises FileNotFoundError or InvalidFile if the checkpoint is not valid.
         """
-        from trainer.checkpoint import dcp_files
-
-        dcp_files.load(state, path, self._group)
+        dcp_files.load(state, path, integrity.read_metadata(path), self._group)
 
     @comm_timing.excluded()
     def _write(self, path: Path, state: State, progress: Progress) -> None:
@@ -122,8 +120,6 @@ class CheckpointManager:
             shutil.rmtree(saving, ignore_errors=True)
         distributed.barrier(group=self._group)
         saving.mkdir(parents=True, exist_ok=True)
-        from trainer.checkpoint import dcp_files
-
         dcp_files.save(state, saving, self._group)
         self._finish(saving, path, progress)
 
@@ -202,7 +198,27 @@ def read(path: Path) -> State:
 
     Raises FileNotFoundError or InvalidFile if the checkpoint is not valid.
     """
-    return tensor_reader.read_tensors(path, integrity.read_metadata(path))
+    return dcp_files.read(path, integrity.read_metadata(path))
+
+
+def latest_weights(folder: Path) -> State:
+    """The weights of the latest valid checkpoint in `folder`, of any task, by name.
+
+    They are averages, where the checkpoint has them. Raises FileNotFoundError or ValueError if
+    there is none.
+    """
+    return trained_weights(find_latest(folder))
+
+
+def trained_weights(checkpoint: VerifiedCheckpoint) -> State:
+    """The weights of a checkpoint by name: their averages, where it has them."""
+    state = dcp_files.read(checkpoint.path, checkpoint.metadata)
+    return {
+        name.removeprefix(prefix): value
+        for prefix in ("model.", weight_average.PREFIX)
+        for name, value in state.items()
+        if name.startswith(prefix)
+    }
 
 
 class _Search(NamedTuple):
