@@ -86,7 +86,7 @@ def trained_model(folder: Path) -> Trained:
     options = ModelOptions.of(latest.progress["settings"])
     with torch.device("meta"):
         model = tasks.build_model(options)
-    trained = checkpointer.trained_weights(latest)
+    trained = checkpointer.trained_weights(latest.path)
     model.to_empty(device="cpu").load_state_dict(
         {name: trained[name] for name in model.state_dict()}
     )

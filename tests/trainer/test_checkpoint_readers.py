@@ -171,7 +171,6 @@ def test_symbolic_links_and_pipes_are_refused(name, manager, folder, capsys, tmp
         ({"progress": {"step": float("nan")}}, "has no step"),
         ({"progress": {"step": "2", "best_step": 0}}, "has no step"),
         ({"progress": {"step": 3, "best_step": 0}}, "is not that of the folder's name"),
-        ({"progress": {"step": 2, "best_step": -1}}, "the best step in whole.json is negative"),
         ({"progress": [1]}, "has no step"),
         ({"files": [[1, 2]]}, "is not valid (AttributeError)"),
         ({"files": {}}, "does not list .metadata"),
@@ -206,7 +205,10 @@ def test_a_manifest_that_is_not_json_is_refused(content, manager, folder, capsys
         (b"\x80\x04N", "invalid pickle"),
         (b"\x80\x04\x82\x01.", "invalid pickle"),
         (b"S'\\X'\n.", "an unexpected object in place of a Metadata"),
-        (b"\x80\x04" + attacks.text("os") + attacks.text("system") + b"\x93.", "os.system is not"),
+        (
+            b"\x80\x04" + attacks.text("os") + attacks.text("system") + b"\x93.",
+            "unexpected object in",
+        ),
     ],
     ids=["deep", "huge memo", "huge length", "empty", "bare", "endless", "ext", "text", "call"],
 )

@@ -11,16 +11,17 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import Metadata
 
-from trainer.checkpoint import dcp_files
 from trainer.checkpoint.stored_state import Stored
 from trainer.errors import InvalidFile
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import Metadata
 
 Progress = dict[str, Any]
 """The run's progress, as JSON: at least ``step`` and ``best_step``."""
@@ -43,8 +44,8 @@ class VerifiedCheckpoint(NamedTuple):
     @property
     def tensors(self) -> Stored:
         """The tensors that it has."""
-        kinds = self.metadata.state_dict_metadata.items()
-        return {name: (kind.properties.dtype, kind.size) for name, kind in kinds}
+        kinds: Mapping[str, Any] = self.metadata.state_dict_metadata
+        return {name: (kind.properties.dtype, kind.size) for name, kind in kinds.items()}
 
     def mismatch(self, state: Mapping[str, Tensor]) -> str:
         """Why it cannot fill the tensors of `state`, or ''."""
@@ -68,8 +69,7 @@ def verify(path: Path, rank: int, world_size: int) -> VerifiedCheckpoint | str:
         share = sorted(files)[rank::world_size]
         for name in share:
             _verify_file(path / name, *files[name])
-        metadata = _read_metadata(path, files)
-        dcp_files.check(path, metadata, share)
+        metadata = _read_metadata(path, files, share)
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except InvalidFile as error:
@@ -124,11 +124,6 @@ def _read_manifest(path: Path) -> tuple[Progress, dict[str, tuple[int, int]]]:
         raise InvalidFile(f"{MANIFEST} is not valid ({type(error).__name__})") from None
     if not unchanged:
         raise InvalidFile(f"the checksum of {MANIFEST} does not match")
-    return _progress(path, progress), {name: _file_entry(name, sums) for name, sums in files}
-
-
-def _progress(path: Path, progress: Any) -> Progress:
-    """Check the fields that every checkpoint has: its own step and the best one."""
     if type(progress) is not dict or not all(
         type(progress.get(name)) is int for name in ("step", "best_step")
     ):
@@ -136,9 +131,7 @@ def _progress(path: Path, progress: Any) -> Progress:
     folder = FOLDER_NAME.fullmatch(path.name)
     if folder and int(folder[1]) != progress["step"]:
         raise InvalidFile(f"the step in {MANIFEST} is not that of the folder's name")
-    if progress["best_step"] < 0:
-        raise InvalidFile(f"the best step in {MANIFEST} is negative")
-    return progress
+    return progress, {name: _file_entry(name, sums) for name, sums in files}
 
 
 def _file_entry(name: str, sums: Any) -> tuple[int, int]:
@@ -150,12 +143,19 @@ def _file_entry(name: str, sums: Any) -> tuple[int, int]:
     raise InvalidFile(f"{MANIFEST} has no valid size and checksum for {name}")
 
 
-def _read_metadata(path: Path, files: dict[str, tuple[int, int]]) -> Metadata:
+def _read_metadata(
+    path: Path, files: dict[str, tuple[int, int]], share: Sequence[str] = ()
+) -> Metadata:
+    """The table of the tensors, after a look at those in a `share` of the files."""
+    from trainer.checkpoint import dcp_files
+
     if METADATA_FILE not in files:
         raise InvalidFile(f"{MANIFEST} does not list {METADATA_FILE}")
     _verify_file(path / METADATA_FILE, *files[METADATA_FILE])
     data = (path / METADATA_FILE).read_bytes()
-    return dcp_files.parse(data, {name: size for name, (size, _) in files.items()})
+    metadata = dcp_files.parse(data, {name: size for name, (size, _) in files.items()})
+    dcp_files.check(path, metadata, share)
+    return metadata
 
 
 def _verify_file(path: Path, size: int, crc: int) -> None:
