@@ -143,11 +143,11 @@ def test_invalid_progress_is_skipped(name, value, one_rank, tmp_path, capsys):
 @pytest.mark.parametrize(
     "change",
     [
-        {"width": 2**40},
+        {"width": 2**40, "task": "text"},
         {"width": 2**19, "heads": 1, "task": "text"},
         {"layers": 2**20, "task": "text"},
-        {"heads": 0},
-        {"sequence": "64"},
+        {"heads": 0, "task": "text"},
+        {"sequence": "64", "task": "text"},
         {"task": "__class__"},
         {"text": ["/"]},
     ],
