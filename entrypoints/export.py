@@ -4,21 +4,25 @@
     python export.py checkpoints --weights        # only the weights, also of a task of yours
 
 `model.safetensors` has the weights, `model.pt2` a torch.export program that runs without this
-code, and `model.json` describes the input and the model. `serve.py` serves the folder. It reads the
-weights only: loading a `model.pt2` runs what its author wrote. More than 5 GiB of weights are
-written to several files with an index, which transformers reads too.
+code, and `model.json` describes the input and the model. Loading a `model.pt2` runs what its author
+wrote. More than 5 GiB of weights are written to several files with an index, as those of Hugging
+Face. Requires the package safetensors.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
 from torch.export import Dim
 
-from trainer.checkpoint import restore, safetensors_io
-from trainer.checkpoint.restore import MODEL_SETTINGS, RestoredModel
+from evaluate import Trained, command_line, load, trained_model
+from trainer.checkpoint import checkpointer
+from trainer.pretrained import INDEX, SINGLE
 
 MAX_BATCH = 4096
 """Samples that the exported program takes at once."""
@@ -28,35 +32,64 @@ MAX_FILE = 5 * 2**30
 
 def main() -> None:
     """Run the command line; exits with code 1 if there is no usable checkpoint."""
-    parser = restore.command_line("Export a trained model for other programs.", "model")
+    parser = command_line("Export a trained model for other programs.", "model")
     parser.add_argument("--weights", action="store_true", help="only the weights, of any task")
     arguments = parser.parse_args()
     if arguments.weights:
-        output, weights = restore.read(arguments, restore.weights)
-        files = safetensors_io.write_sharded(weights, output, MAX_FILE)
+        output, weights = load(arguments, checkpointer.latest_weights)
+        files = write_weights(weights, output)
         print(f"{output}: {', '.join(path.name for path in files)} with {len(weights)} tensors")
     else:
-        print(export_model(*restore.read(arguments, restore.restore)))
+        print(export_model(*load(arguments, trained_model)))
 
 
-def export_model(output: Path, restored: RestoredModel) -> str:
+def export_model(output: Path, trained: Trained) -> str:
     """Write weights, program and description to the folder `output`; returns what it did."""
-    test, model, progress = restored
+    test, model, progress = trained
     example = test.tensors[0][:2]
     any_batch = ({0: Dim("samples", min=1, max=MAX_BATCH)},)
     program = torch.export.export(model, (example,), dynamic_shapes=any_batch)
     torch.export.save(program, output / "model.pt2")
-    safetensors_io.write(model.state_dict(), output / safetensors_io.SINGLE)
+    write_weights(model.state_dict(), output)
     settings = progress["settings"]
     description = {
         "task": settings["task"],
         "step": progress["step"],
         "input": list(example.shape[1:]),
-        "model": {name: settings[name] for name in MODEL_SETTINGS},
+        "model": {name: settings[name] for name in ("layers", "width", "heads", "sequence")},
     }
     (output / "model.json").write_text(json.dumps(description, indent=1) + "\n")
     size = (output / "model.pt2").stat().st_size / 1024
     return f"{output}: {settings['task']}, step {progress['step']}, model.pt2 of {size:.0f} KiB"
+
+
+def write_weights(
+    weights: Mapping[str, Tensor], folder: Path, max_bytes: int = MAX_FILE
+) -> list[Path]:
+    """Write named tensors to files of at most `max_bytes`, or one tensor, and return the files.
+
+    Several files have an index, ``model.safetensors.index.json``, as those of Hugging Face.
+    """
+    parts: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in weights.items():
+        if parts[-1] and size + tensor.nbytes > max_bytes:
+            parts.append({})
+            size = 0
+        parts[-1][name] = tensor.contiguous()
+        size += tensor.nbytes
+    count = len(parts)
+    names = [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+    paths = [folder / name for name in (names if count > 1 else [SINGLE])]
+    for part, path in zip(parts, paths, strict=True):
+        save_file(part, path, {"format": "pt"})
+    if count == 1:
+        return paths
+    table = {name: path.name for part, path in zip(parts, paths, strict=True) for name in part}
+    total = sum(tensor.nbytes for tensor in weights.values())
+    index = {"metadata": {"total_size": total}, "weight_map": table}
+    (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n")
+    return [*paths, folder / INDEX]
 
 
 if __name__ == "__main__":

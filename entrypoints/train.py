@@ -315,7 +315,7 @@ class Trainer:
 
     def load(self, checkpoint: VerifiedCheckpoint) -> None:
         """Load the tensors of a checkpoint. Collective."""
-        state = self.strategy.state(checkpoint.metadata.tensors)
+        state = self.strategy.state(checkpoint.tensors)
         self.checkpoints.load(checkpoint.path, state)
         self.strategy.load(state)
 
@@ -331,8 +331,7 @@ class Trainer:
                 f"{checkpoint.path} was saved with other settings: {'; '.join(changes)[:1000]}; "
                 "use the same settings, or another checkpoint folder"
             )
-        stored = checkpoint.metadata
-        return stored.mismatch(self.strategy.state(stored.tensors))
+        return checkpoint.mismatch(self.strategy.state(checkpoint.tensors))
 
     def settings(self) -> dict[str, Any]:
         """The options that determine the results, and must not change when a run is resumed."""

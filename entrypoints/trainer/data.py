@@ -1,27 +1,32 @@
-"""The samples of each step, independent of the number of ranks and of restarts."""
+"""The samples of each step, independent of the number of ranks and of restarts.
+
+`InMemory`, `Indexed` and `Stream` are what torch's `DataLoader` reads in its workers: one item is
+one rank's shard of a global batch, collated, and how many samples of it count.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import count, pairwise
+from itertools import count, islice, pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 from torch.utils import _pytree as pytree
-from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from trainer.errors import ConfigError
 from trainer.parallel.process_group import DistributedContext
-from trainer.samples import Indexed, InMemory, Samples, Stream, loader
-from trainer.seeds import mixed
+from trainer.seeds import mixed, seed_batch, seed_read
 from trainer.task import IGNORE_INDEX, Task, inputs_and_targets, is_integer, samples_in
 
 _POOL = 50
 """Batches whose samples are sorted by length together: more pad less, and are less random."""
+
+Collate = Callable[[list[Any]], Any]
 
 
 class Batch(NamedTuple):
@@ -80,6 +85,109 @@ def _part(batch: Batch, begin: int, end: int, task: Task) -> Batch:
     )
     count = task.targets_in(targets) * (batch.count > 0) if end > begin else 0
     return Batch(inputs, targets, count, batch.total)
+
+
+class Samples(NamedTuple):
+    """A rank's shard of a batch. `real` samples of it count, and `of_all` on all ranks.
+
+    A shard without samples holds one that does not count: every rank takes part in every step.
+    """
+
+    batch: Any
+    real: int
+    of_all: int
+
+
+class InMemory(Dataset[tuple[Tensor, Tensor]]):
+    """Two tensors, by tensors of indices; index `IGNORE_INDEX` gives a sample that does not count.
+
+    One indexing operation makes a batch, which is much faster than to collate samples.
+    """
+
+    def __init__(self, dataset: TensorDataset) -> None:
+        self._inputs, self._targets = dataset.tensors
+
+    def __getitem__(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        if indices[-1] != IGNORE_INDEX:
+            return self._inputs[indices], self._targets[indices]
+        existing = indices.clamp(min=0)
+        targets = self._targets[existing]
+        targets[indices == IGNORE_INDEX] = IGNORE_INDEX
+        return self._inputs[existing], targets
+
+
+@dataclass(frozen=True, eq=False)
+class Indexed(Dataset[Samples]):
+    """Any dataset with an index, by the indices of a global batch, a tensor.
+
+    A shard is filled with repetitions of one sample up to `least` samples. An item is the number of
+    a batch and its indices. What is drawn for it follows from `seeds`, its number and the shard.
+    """
+
+    dataset: Any
+    collate: Collate
+    shard: slice
+    least: int
+    seeds: tuple[int, int]
+
+    def __getitem__(self, numbered: tuple[int, Tensor]) -> Samples:
+        number, row = numbered
+        seed_batch(*self.seeds, number, self.shard.start)
+        indices: list[int] = row.tolist()
+        mine = indices[self.shard]
+        samples = [self.dataset[index] for index in filled(mine, indices, self.least)]
+        return Samples(self.collate(samples), len(mine), len(indices))
+
+
+@dataclass(frozen=True, eq=False)
+class Stream(IterableDataset[Samples]):
+    """An iterable dataset, from its global batch number `first` on.
+
+    One process reads it: several would each read all of it, or parts of it where the stream divides
+    itself by `get_worker_info`. `passes` is how often the dataset is read, each time after a
+    call of its `set_epoch`, if it has one. `least` is that of `Indexed`. What the stream draws
+    follows from `seed` and the number of the batch, what is drawn to collate it from the shard too.
+    """
+
+    dataset: Iterable[Any]
+    collate: Collate
+    batch_size: int
+    shard: slice
+    least: int
+    seed: int
+    first: int
+    passes: Iterable[int]
+
+    def __iter__(self) -> Iterator[Samples]:
+        batches = enumerate(self._global_batches())
+        for number, samples in islice(batches, self.first, None):
+            seed_batch(self.seed, 0, number, self.shard.start)
+            mine = samples[self.shard]
+            batch = self.collate(filled(mine, samples, self.least))
+            yield Samples(batch, len(mine), len(samples))
+
+    def _global_batches(self) -> Iterator[list[Any]]:
+        numbers = count()
+        for number in self.passes:
+            seed_read(self.seed, next(numbers))
+            if hasattr(self.dataset, "set_epoch"):
+                self.dataset.set_epoch(number)
+            samples = iter(self.dataset)
+            while batch := list(islice(samples, self.batch_size)):
+                yield batch
+                seed_read(self.seed, next(numbers))
+
+
+def filled(mine: list[Any], others: list[Any], least: int) -> list[Any]:
+    """Those of `mine`, and repetitions of one of them or of `others` up to the number `least`."""
+    return mine + (mine or others)[:1] * (least - len(mine))
+
+
+def loader(source: Any, order: list[Any] | None, workers: int, *, gpu: bool) -> Iterable[Any]:
+    """The items of `source`, in `order` if it has an index, read ahead by `workers` processes."""
+    if not (workers or gpu):
+        return map(source.__getitem__, order) if order is not None else source
+    return DataLoader(source, batch_size=None, sampler=order, num_workers=workers, pin_memory=gpu)
 
 
 class BatchLoader:
@@ -159,7 +267,8 @@ class BatchLoader:
     def _counted(self, loaded: Iterable[Samples]) -> Iterator[Batch]:
         """The batches on the device, with the numbers of their targets. Collective."""
         for samples in loaded:
-            inputs, targets = self._on_device(self._task.split(samples.batch))
+            pair = self._task.split(samples.batch)
+            inputs, targets = pytree.tree_map_only(Tensor, self._moved, pair)
             if self._shard.equal_sizes and samples.of_all < self._batch_size:
                 _ignore(targets, samples.real)
             if self._task.count is None and not is_integer(targets):
@@ -167,17 +276,10 @@ class BatchLoader:
                 continue
             own = torch.as_tensor(self._task.targets_in(targets), device=self._device)
             own = own if samples.real else torch.zeros_like(own)
-            yield Batch(inputs, targets, own, _at_least_one(self._sum(own)))
-
-    def _sum(self, own: Tensor) -> Tensor:
-        if self._shard.num_shards == 1:
-            return own
-        total = own.clone()
-        distributed.all_reduce(total, group=self._shard.group)
-        return total
-
-    def _on_device(self, tree: Any) -> Any:
-        return pytree.tree_map_only(Tensor, self._moved, tree)
+            total = own.clone()  # or a sum of weights
+            if self._shard.num_shards > 1:
+                distributed.all_reduce(total, group=self._shard.group)
+            yield Batch(inputs, targets, own, torch.where(total > 0, total, 1))
 
     def _moved(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._device, non_blocking=self._gpu)
@@ -194,11 +296,6 @@ class BatchLoader:
     @property
     def _slice(self) -> slice:
         return slice(self._shard.index, None, self._shard.num_shards)
-
-
-def _at_least_one(total: Tensor) -> Tensor:
-    """The number of targets of all ranks, or a sum of weights; 1 if there are none."""
-    return torch.where(total > 0, total, 1)
 
 
 def by_length(order: Tensor, lengths: Tensor, size: int, generator: torch.Generator) -> Tensor:

@@ -1,4 +1,4 @@
-"""The error of options that do not fit."""
+"""Errors of options, checkpoints and ranks that do not fit."""
 
 from __future__ import annotations
 
@@ -29,3 +29,7 @@ class UnequalRanksError(ConfigError):
     def __init__(self, message: str, *, first: bool) -> None:
         super().__init__(message)
         self.first = first
+
+
+class InvalidFile(ValueError):
+    """A file of a checkpoint is damaged, or not one that this trainer writes; it says what."""

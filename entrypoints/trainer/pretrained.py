@@ -11,17 +11,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from trainer.checkpoint import safetensors_io
-from trainer.checkpoint.safe_pickle import InvalidFile
-from trainer.checkpoint.safetensors_io import INDEX, SINGLE, Entry
-from trainer.checkpoint.tensor_reader import open_regular_file
 from trainer.errors import ConfigError
 from trainer.parallel import shards
 
-MAX_INDEX = 2**26
-"""Maximum size of an index in bytes; a tensor takes about 100."""
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+"""Of a model in one file, and in several."""
 SHOWN = 3
 """Names in an error message."""
 Source = Callable[[str], str | None]
@@ -31,71 +28,71 @@ class Pretrained:
     """The weights at `path`: a file, or a folder with one or with several and an index.
 
     `source` says which of them a tensor of the model gets, by their names; see
-    `Task.pretrained_name`. Raises ConfigError if there are none.
+    `Task.pretrained_name`. Raises ConfigError if there are none, or without safetensors.
     """
 
     def __init__(self, path: Path, source: Source | None = None) -> None:
+        try:
+            from safetensors import SafetensorError, safe_open
+        except ImportError:  # not every environment with torch has it
+            raise ConfigError(
+                "--init-from requires the package safetensors: pip install safetensors"
+            ) from None
         self._path = path
         self._source = source or str
         try:
-            self._entries = {entry.name: (file, entry) for file, entry in _entries(path)}
-        except (OSError, InvalidFile) as error:
+            files = [safe_open(file, framework="pt") for file in _files(path)]
+        except (OSError, ValueError, SafetensorError) as error:
             raise ConfigError(f"--init-from {path}: {error}") from None
+        self._files = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - it is no dictionary
 
     def check(self, model: nn.Module) -> None:
         """Raise ConfigError, with all problems, if these are not the weights of `model`."""
         tensors = ((self._source(name), tensor) for name, tensor in model.state_dict().items())
-        expected = {name: tensor for name, tensor in tensors if name is not None}
+        expected = {name: tensor.shape for name, tensor in tensors if name is not None}
         ties = [{self._source(name) for name in names} for names in shards.tied(model)]
-        tied = [names for names in ties if not self._entries.keys().isdisjoint(names)]
-        given = self._entries.keys() | {name for names in tied for name in names}
+        tied = [names for names in ties if not self._files.keys().isdisjoint(names)]
+        given = self._files.keys() | {name for names in tied for name in names}
         problems = [
             _named("lack", expected.keys() - given),
-            _named("have, unlike the model,", self._entries.keys() - expected.keys()),
-            *(self._mismatch(name, tensor) for name, tensor in expected.items()),
+            _named("have, unlike the model,", self._files.keys() - expected.keys()),
+            *(self._mismatch(name, tuple(shape)) for name, shape in expected.items()),
         ]
         if messages := [*filter(None, problems)]:
             raise ConfigError(
                 f"--init-from {self._path}: the weights {'; '.join(messages[:SHOWN])}"
             )
 
-    def _mismatch(self, name: str, tensor: Tensor) -> str:
-        if name not in self._entries:
+    def _mismatch(self, name: str, expected: tuple[int, ...]) -> str:
+        if name not in self._files:
             return ""
-        shape = self._entries[name][1].shape
-        if list(tensor.shape) == shape:
+        shape = tuple(self._files[name].get_slice(name).get_shape())
+        if shape == expected:
             return ""
-        return f"have {name} with shape {tuple(shape)}, the model with {tuple(tensor.shape)}"
+        return f"have {name} with shape {shape}, the model with {expected}"
 
     @torch.no_grad()
     def load(self, part: nn.Module) -> None:
         """Copy the weights to `part` of the model, whatever its layout."""
         for name, tensor in part.state_dict(keep_vars=True).items():
-            if (source := self._source(name)) in self._entries:
-                weights = safetensors_io.load(*self._entries[source])
+            source = self._source(name)
+            if source in self._files:
+                weights = self._files[source].get_tensor(source)
                 shards.copy_part(tensor, weights.to(tensor.dtype))
 
 
-def _entries(path: Path) -> Iterable[tuple[Path, Entry]]:
-    """Each tensor and its file."""
-    for file in _files(path):
-        for entry in safetensors_io.entries(file):
-            yield file, entry
-
-
 def _files(path: Path) -> list[Path]:
+    """Raise OSError without an index that can be read, ValueError if it is none."""
     if not path.is_dir():
         return [path]
     if not (path / INDEX).exists():
         return [path / SINGLE]
-    with open_regular_file(path / INDEX) as file:
-        text = file.read(MAX_INDEX)
     try:
-        names = sorted({str(name) for name in json.loads(text)["weight_map"].values()})
+        names = sorted(map(str, {*json.loads((path / INDEX).read_text())["weight_map"].values()}))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise InvalidFile(f"{INDEX} is not an index of safetensors files") from None
+        raise ValueError(f"{INDEX} is not an index of safetensors files") from None
     if outside := [name for name in names if Path(name).name != name]:
-        raise InvalidFile(f"{INDEX} names {ascii(outside[0])[:100]}, which is no file beside it")
+        raise ValueError(f"{INDEX} names {ascii(outside[0])[:100]}, which is no file beside it")
     return [path / name for name in names]
 
 

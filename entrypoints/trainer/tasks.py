@@ -7,6 +7,7 @@ import sys
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import torch
 from torch import Tensor, nn
@@ -144,17 +145,8 @@ def text_problem(options: ModelOptions) -> str:
 
 
 def _text(options: ModelOptions) -> bytes:
-    return _text_of_folder(Path(options.text)) if options.text else _help_topics()
-
-
-def _help_topics() -> bytes:
-    from pydoc_data.topics import topics
-
-    return "\n".join(topics[name] for name in sorted(topics)).encode()
-
-
-def _text_of_folder(folder: Path) -> bytes:
-    paths = sorted(
-        path for path in folder.rglob("*") if path.suffix in TEXT_SUFFIXES and path.is_file()
-    )
-    return b"\n".join(path.read_bytes() for path in paths)
+    if not options.text:
+        return "\n".join(topics[name] for name in sorted(topics)).encode()
+    paths = sorted(Path(options.text).rglob("*"))
+    texts = [path for path in paths if path.suffix in TEXT_SUFFIXES and path.is_file()]
+    return b"\n".join(path.read_bytes() for path in texts)

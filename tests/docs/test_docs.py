@@ -161,7 +161,7 @@ def test_first_steps_run(tmp_path, monkeypatch):
 
 @pytest.mark.torch
 def test_trainer_guide_runs(tmp_path):
-    for name in ("train.py", "report.py", "export.py", "trainer"):
+    for name in ("train.py", "evaluate.py", "export.py", "trainer"):
         copy = shutil.copytree if name == "trainer" else shutil.copy
         copy(ROOT / "entrypoints" / name, tmp_path / name)
     play((DOCS / "how-to/trainer.md").read_text(encoding="utf-8"), tmp_path)

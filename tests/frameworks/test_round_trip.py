@@ -35,13 +35,13 @@ COMPARE = """
 import sys, torch
 from pathlib import Path
 from language_model import FAMILIES
-from trainer.checkpoint import restore
+from trainer.checkpoint import checkpointer
 from transformers import AutoModelForCausalLM
 
 checkpoints, exported = map(Path, sys.argv[1:])
 FAMILIES["llama"]().save_pretrained(exported)
 trained = AutoModelForCausalLM.from_config(FAMILIES["llama"]())
-trained.load_state_dict(restore.weights(checkpoints))
+trained.load_state_dict(checkpointer.latest_weights(checkpoints))
 loaded, info = AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
 assert not any(info.values()), info
 tokens = torch.arange(64).view(1, 64)
@@ -52,11 +52,11 @@ import sys
 from pathlib import Path
 from fine_tuning import pretrained_name
 from safetensors.torch import load_file
-from trainer.checkpoint import restore
+from trainer.checkpoint import checkpointer
 
 checkpoints, folder = map(Path, sys.argv[1:])
 saved, names = load_file(folder / "model.safetensors"), set()
-for name, value in restore.weights(checkpoints).items():
+for name, value in checkpointer.latest_weights(checkpoints).items():
     source = pretrained_name(name)
     names.add(source)
     assert value.any() if source is None else value.equal(saved[source]), name

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import pickletools
+import shutil
 import struct
 import sys
 import time
@@ -101,11 +102,10 @@ class Touch:
         return os.system, (f"touch {self.canary}",)
 
 
-def rewritten_zip(data, change, *, packed=False):
+def rewritten_zip(data, change):
     """A copy of an archive with each entry replaced by `change(name, content)`."""
     out = io.BytesIO()
-    how = zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED
-    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w", how) as new:
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w") as new:
         for name in old.namelist():
             new.writestr(name, change(name, old.read(name)))
     return out.getvalue()
@@ -209,18 +209,13 @@ def _table_opcodes(random, path, _canary):
 
 
 _FUNCTIONS = [
-    *(("os", "system"), ("posix", "system"), ("nt", "system"), ("subprocess", "Popen")),
-    *(("builtins", "exec"), ("builtins", "eval"), ("builtins", "__import__"), ("os", "mkdir")),
-    *(("torch", DOTTED), ("torch", "load"), ("torch", "hub.load"), ("torch", "os.system")),
-    *(("torch", "serialization.os.system"), ("torch.serialization", "os.system")),
-    *(("torch.serialization", "_get_layout.__globals__"), ("torch", "Size.__class__")),
-    *(("torch.distributed.checkpoint.metadata", "os.system"), ("pathlib", "os.system")),
-    *(("pathlib", "PosixPath.write_text"), ("pathlib", "Path"), ("pathlib", "io.open")),
-    ("torch.distributed.checkpoint.filesystem", "os.system"),
-    ("torch.distributed.checkpoint.filesystem", "FileSystemReader"),
-    ("torch.distributed.checkpoint.format_utils", "dcp_to_torch_save"),
-    *(("torch._utils", "_rebuild_tensor_v2"), ("collections", "OrderedDict"), ("io", "open")),
-    *(("functools", "partial"), ("operator", "attrgetter"), ("runpy", "run_path")),
+    *(("os", "system"), ("posix", "system"), ("subprocess", "Popen"), ("os", "mkdir")),
+    *(("builtins", "exec"), ("builtins", "eval"), ("builtins", "__import__"), ("io", "open")),
+    *(("torch", DOTTED), ("torch", "load"), ("torch", "os.system"), ("torch", "Size.__class__")),
+    *(("torch.serialization", "os.system"), ("torch.distributed.checkpoint.metadata", "os.system")),
+    ("torch.serialization", "_get_layout.__globals__"),
+    *(("pathlib", "PosixPath.write_text"), ("pathlib", "io.open"), ("functools", "partial")),
+    *(("torch._utils", "_rebuild_tensor_v2"), ("operator", "attrgetter"), ("runpy", "run_path")),
 ]
 
 
@@ -256,31 +251,30 @@ def _table_fields(random, path, _canary):
     try:
         table = pickle.loads(file.read_bytes())
         name = random.choice(list(table.state_dict_metadata))
-        index = random.choice(list(table.storage_data))
-        tensor, location = table.state_dict_metadata[name], table.storage_data[index]
+        location = random.choice(list(table.storage_data.values()))
+        tensor = table.state_dict_metadata[name]
         value = random.choice(_NUMBERS + _ODD)
         size = tuple(random.choice(_NUMBERS[:9]) for _ in range(random.randrange(5)))
-        random.choice(
+        target, field, new = random.choice(
             (
-                lambda: setattr(location, "offset", value),
-                lambda: setattr(location, "length", value),
-                lambda: setattr(location, "relative_path", random.choice(_PATHS)),
-                lambda: setattr(location, "transform_descriptors", [value]),
-                lambda: setattr(tensor, "size", _Size(size)),
-                lambda: setattr(tensor, "chunks", tensor.chunks * random.randrange(3)),
-                lambda: setattr(tensor.chunks[0], "sizes", _Size(size)),
-                lambda: setattr(tensor.chunks[0], "offsets", _Size(size)),
-                lambda: setattr(tensor.properties, "dtype", value),
-                lambda: table.state_dict_metadata.update({name: BytesStorageMetadata()}),
-                lambda: table.state_dict_metadata.update({name: value}),
-                lambda: table.state_dict_metadata.update({str(value): tensor}),
-                lambda: table.storage_data.update({MetadataIndex(name, (5, 5)): location}),
-                lambda: table.storage_data.pop(index),
-                lambda: setattr(table, "storage_data", value),
-                lambda: setattr(table, "planner_data", value),
-                lambda: setattr(table, "state_dict_metadata", value),
+                *((location, field, value) for field in ("offset", "length")),
+                (location, "relative_path", random.choice(_PATHS)),
+                (location, "transform_descriptors", [value]),
+                (tensor, "size", _Size(size)),
+                (tensor, "chunks", tensor.chunks * random.randrange(3)),
+                *((tensor.chunks[0], field, _Size(size)) for field in ("sizes", "offsets")),
+                (tensor.properties, "dtype", value),
+                *((table.state_dict_metadata, name, each) for each in (BytesStorageMetadata(), 1)),
+                (table.state_dict_metadata, str(value), tensor),
+                (table.storage_data, MetadataIndex(name, (5, 5)), location),
+                *((table, field, value) for field in ("storage_data", "planner_data")),
+                (table, "state_dict_metadata", value),
             )
-        )()
+        )
+        if isinstance(target, dict):
+            target[field] = new
+        else:
+            setattr(target, field, new)
         file.write_bytes(pickle.dumps(table, protocol=random.choice((2, 4, 5))))
     except Exception:  # noqa: BLE001 - it was changed before and is no such table any more
         return
@@ -346,18 +340,6 @@ def _whole(random, path, _canary):
         return
 
 
-def deep(count):
-    """A pickle of nested tuples, `count` levels deep."""
-    return b"\x80\x04)" + b"\x85" * count
-
-
-def pipe(path):
-    path.unlink()
-    os.mkfifo(path)
-
-
 def copied(folder, target):
     """A copy of a checkpoint folder, for a test to damage."""
-    import shutil
-
     return Path(shutil.copytree(folder, target))

@@ -1,10 +1,9 @@
-"""Fixtures: uninterrupted runs to compare with, a process group, and servers; each made once."""
+"""Fixtures: uninterrupted runs to compare with, and a process group; each made once."""
 
 import pytest
 
 from tests.trainer.rank_pool import RankPool
 from tests.trainer.ranks import FOUR_EPOCHS, train_alone, train_ranks
-from tests.trainer.served import Served, write_model
 from trainer.parallel import process_group
 
 
@@ -35,27 +34,6 @@ def context():
     """A process group of one: this process."""
     yield process_group.join()
     process_group.leave()
-
-
-@pytest.fixture(scope="session")
-def model_folders(tmp_path_factory):
-    """By task, an exported model that has learned nothing."""
-    root = tmp_path_factory.mktemp("models")
-    return {task: write_model(root / task, task) for task in ("digits", "text")}
-
-
-@pytest.fixture(scope="session")
-def digits_server(model_folders, tmp_path_factory):
-    served = Served(model_folders["digits"], tmp_path_factory.mktemp("log") / "digits.log")
-    yield served
-    served.close()
-
-
-@pytest.fixture(scope="session")
-def text_server(model_folders, tmp_path_factory):
-    served = Served(model_folders["text"], tmp_path_factory.mktemp("log") / "text.log")
-    yield served
-    served.close()
 
 
 @pytest.fixture(scope="module")

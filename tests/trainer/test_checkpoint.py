@@ -20,8 +20,7 @@ from tests.trainer.ranks import outputs, start, start_ranks
 from trainer.checkpoint import checkpointer as checkpoint
 from trainer.checkpoint import integrity
 from trainer.checkpoint.checkpointer import CheckpointManager
-from trainer.checkpoint.safe_pickle import InvalidFile
-from trainer.errors import UnusableCheckpoints
+from trainer.errors import InvalidFile, UnusableCheckpoints
 from trainer.measure import timing
 from trainer.measure.timing import StepTimer
 from trainer.parallel import process_group
@@ -217,10 +216,6 @@ def test_a_search_goes_on_until_a_checkpoint_is_accepted(manager, capsys):
     assert attacks.skip_messages(capsys.readouterr().out) == [
         f"skipped checkpoint {path}: not this one" for path in (paths[2], paths[1])
     ]
-
-
-def test_a_search_in_which_none_is_accepted_is_an_error(manager):
-    save(manager, 1)
     with pytest.raises(ValueError, match=r"no checkpoint fits this model: wrong\. Use another"):
         manager.latest(lambda _: "wrong")
 
@@ -234,24 +229,11 @@ def test_every_rank_must_find_a_checkpoint_valid(tmp_path, manager):
     logged = []
 
     for rank in range(2):
-        search = checkpoint._Search(rank, 2, lambda _: ["", problem], logged.append)
         with pytest.raises(UnusableCheckpoints):
-            search.first([path], lambda _: "")
+            checkpoint.first_valid(
+                [path], lambda _: "", (rank, 2), lambda _: ["", problem], logged.append
+            )
     assert logged == [f"skipped checkpoint {path}: {problem}"] * 2
-
-
-def test_a_process_alone_verifies_every_file(manager, folder, monkeypatch):
-    """A checkpoint of several ranks has a file of each."""
-    verify, shares = integrity.verify, []
-
-    def noted(path, *share):
-        shares.append(share)
-        return verify(path, *share)
-
-    save(manager, 1)
-    monkeypatch.setattr(integrity, "verify", noted)
-    checkpoint.find_latest(folder)
-    assert shares == [(0, 1)]
 
 
 def test_code_in_a_checkpoint_is_never_run(manager, tmp_path):
@@ -263,22 +245,9 @@ def test_code_in_a_checkpoint_is_never_run(manager, tmp_path):
     (path / ".metadata").write_bytes(pickle.dumps(Evil()))
     attacks.update_checksums(path)
 
-    with pytest.raises(InvalidFile, match="is not allowed"):
+    with pytest.raises(InvalidFile, match="an unexpected object in place of a Metadata"):
         checkpoint.read(path)
     assert not (tmp_path / "evil").exists()
-
-
-def test_the_manifest_is_plain_json(manager):
-    path = save(manager, 7, best=5)
-
-    assert json.loads((path / "whole.json").read_text())["progress"]["best_step"] == 5
-
-
-def test_too_many_tensors_are_an_error_when_they_are_saved(manager, folder, monkeypatch):
-    monkeypatch.setattr("trainer.checkpoint.metadata.MAX_BYTES", 10)
-    with pytest.raises(ValueError, match="too many tensors in"):
-        save(manager, 1)
-    assert not (folder / "step-00000001").exists()
 
 
 def test_a_background_save_copies_the_tensors_and_reports_its_error(context, folder, monkeypatch):
@@ -296,6 +265,8 @@ def test_a_background_save_copies_the_tensors_and_reports_its_error(context, fol
     save(manager, 2)
     with pytest.raises(OSError, match="disk full"):
         manager.wait()
+    with pytest.raises(OSError, match="disk full"):
+        save(manager, 3)
     assert load_latest(manager) == (1, 1.0)
 
 
@@ -310,14 +281,6 @@ def test_background_saves_copy_into_the_same_memory(context, folder, monkeypatch
         manager.wait()
         assert written[-1][0] == value
     assert written[0].data_ptr() == written[1].data_ptr() != weight.data_ptr()
-
-
-def test_a_save_reports_the_error_of_the_background_save_before_it(context, folder, monkeypatch):
-    manager = CheckpointManager(folder, context, keep=2, background=True)
-    monkeypatch.setattr(integrity, "write_manifest", None)
-    save(manager, 1)
-    with pytest.raises(TypeError):
-        save(manager, 2)
 
 
 def test_a_checkpoint_is_flushed_to_the_disk_around_its_rename(manager, folder, monkeypatch):
@@ -391,7 +354,10 @@ def killed(tmp_path_factory):
 @pytest.mark.xdist_group("kill-points")
 @pytest.mark.parametrize("mode", ["foreground", "background"])
 @pytest.mark.parametrize("point", POINTS)
-def test_a_kill_at_any_point_of_a_save_leaves_a_complete_latest(killed, mode, point):
+def test_a_kill_at_any_point_of_a_save_leaves_a_complete_latest(
+    killed, context, tmp_path, mode, point
+):
+    """The next save removes what the kill has left."""
     latest = checkpoint.find_latest(killed / mode / point)
     step = 2 if point in COMPLETE else 1
 
@@ -399,11 +365,6 @@ def test_a_kill_at_any_point_of_a_save_leaves_a_complete_latest(killed, mode, po
     assert latest.path == max((killed / mode / point).glob("step-????????"))
     assert checkpoint.read(latest.path)["model.weight"].eq(step).all()
 
-
-@pytest.mark.xdist_group("kill-points")
-@pytest.mark.parametrize("mode", ["foreground", "background"])
-@pytest.mark.parametrize("point", POINTS)
-def test_the_next_save_removes_what_a_kill_has_left(killed, context, tmp_path, mode, point):
     shutil.copytree(killed / mode / point, tmp_path / "copy")
     manager = CheckpointManager(tmp_path / "copy", context, keep=1, background=False)
     save(manager, 3, best=3)

@@ -1,6 +1,7 @@
 """Damaged and forged checkpoints are detected, and the previous one is used."""
 
 import json
+import os
 import pickle
 import random
 
@@ -12,9 +13,7 @@ from hypothesis import strategies as st
 from tests.trainer import attacks
 from tests.trainer.attacks import skip_messages
 from trainer.checkpoint import checkpointer as checkpoint
-from trainer.checkpoint import safe_pickle
 from trainer.checkpoint.checkpointer import CheckpointManager
-from trainer.checkpoint.safe_pickle import InvalidFile
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("hostile")]
 
@@ -81,38 +80,64 @@ def test_every_dtype_is_read_as_it_was_written(dtype, context, folder):
         assert loaded[name].float().equal(value.float())
 
 
-def test_a_tensor_of_a_terabyte_is_refused(manager, folder, capsys):
-    def claim(table):
-        table.state_dict_metadata["model.weight"].size = torch.Size((2**20, 2**18))
-        table.state_dict_metadata["model.weight"].chunks[0].sizes = torch.Size((2**20, 2**18))
-
-    edit(folder, claim)
-    assert "claims more bytes than are stored" in fall_back(manager, capsys)
+def weight(table):
+    return table.state_dict_metadata["model.weight"]
 
 
-def test_a_shape_larger_than_its_chunks_is_refused(manager, folder, capsys):
-    def claim(table):
-        table.state_dict_metadata["model.weight"].size = torch.Size((2**20, 2**18))
-
-    edit(folder, claim)
-    assert "do not fill its shape" in fall_back(manager, capsys)
+def claim_a_terabyte(table):
+    weight(table).size = weight(table).chunks[0].sizes = torch.Size((2**20, 2**18))
 
 
-@pytest.mark.parametrize(("field", "value"), [("offset", 10**9), ("offset", -8), ("length", 2**40)])
-def test_bytes_outside_of_a_file_are_refused(field, value, manager, folder, capsys):
-    edit(folder, lambda table: setattr(next(iter(table.storage_data.values())), field, value))
-    assert "lie outside __0_0.distcp" in fall_back(manager, capsys)
+def claim_a_larger_shape(table):
+    weight(table).size = torch.Size((2**20, 2**18))
 
 
-def test_bytes_that_two_tensors_share_are_refused(manager, folder, capsys):
+def leave_the_tensor(table):
+    weight(table).chunks[0].offsets = torch.Size((1, 0))
+
+
+def share_bytes(table):
     """Otherwise a small file could claim a model of any size."""
+    first, second, *_ = table.storage_data.values()
+    second.offset, second.length = first.offset, first.length
 
-    def share(table):
-        first, second, *_ = table.storage_data.values()
-        second.offset, second.length = first.offset, first.length
 
-    edit(folder, share)
-    assert "share bytes of __0_0.distcp" in fall_back(manager, capsys)
+def change_the_dtype(table):
+    weight(table).properties.dtype = torch.float16
+
+
+def lose_a_chunk(table):
+    table.storage_data.pop(next(iter(table.storage_data)))
+
+
+def located(**fields):
+    """Change the location of a chunk."""
+    return lambda table: vars(next(iter(table.storage_data.values()))).update(fields)
+
+
+EDITS = [
+    (claim_a_terabyte, "claims more bytes than are stored"),
+    (claim_a_larger_shape, "do not fill its shape"),
+    (leave_the_tensor, "lies outside its tensor"),
+    (share_bytes, "share bytes of __0_0.distcp"),
+    (change_the_dtype, "the stored tensor model.weight does not match the metadata"),
+    (lose_a_chunk, "is not stored in any file"),
+    (located(offset=10**9), "lie outside __0_0.distcp"),
+    (located(offset=-8), "lie outside __0_0.distcp"),
+    (located(length=2**40), "lie outside __0_0.distcp"),
+    (located(length=200), "cannot be read"),
+    (located(transform_descriptors=["zstd"]), "its bytes are transformed"),
+    (lambda table: table.state_dict_metadata.update(x=1), "in place of a TensorStorageMetadata"),
+    (lambda table: setattr(table, "storage_data", None), "invalid pickle in .metadata"),
+]
+
+
+@pytest.mark.parametrize(("change", "why"), EDITS, ids=[why for _, why in EDITS])
+def test_a_table_that_contradicts_itself_or_the_files_is_refused(
+    change, why, manager, folder, capsys
+):
+    edit(folder, change)
+    assert why in fall_back(manager, capsys)
 
 
 @pytest.mark.parametrize("name", ["../../x", "/etc/passwd", "../step-00000001/__0_0.distcp", "."])
@@ -134,43 +159,36 @@ def test_symbolic_links_and_pipes_are_refused(name, manager, folder, capsys, tmp
     file = latest(folder) / name
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
-    assert fall_back(manager, capsys) == f"{name} is a symbolic link"
-    attacks.pipe(file)
+    assert fall_back(manager, capsys) == f"{name} is not a regular file"
+    file.unlink()
+    os.mkfifo(file)
     assert fall_back(manager, capsys) == f"{name} is not a regular file"
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda whole: whole["progress"].update(step=float("nan")), "is not valid (ValueError)"),
-        (lambda whole: whole["progress"].update(step="2"), "has no step"),
-        (lambda whole: whole["progress"].update(step=3), "is not that of the folder's name"),
-        (
-            lambda whole: whole["progress"].update(best_step=-1),
-            "the best step in whole.json is negative",
-        ),
-        (lambda whole: whole.update(progress=[1]), "has no step"),
-        (lambda whole: whole.update(files=[[1, 2]]), "is not valid (AttributeError)"),
-        (lambda whole: whole.update(files={}), "does not list .metadata"),
-        (
-            lambda whole: whole["files"].update({".metadata": [True, 1]}),
-            "has no valid size and checksum",
-        ),
-        (
-            lambda whole: whole["files"].update({".metadata": [-1, 1]}),
-            "has no valid size and checksum",
-        ),
-        (lambda whole: whole["files"].update({"a\x1b]52;": [1, 1]}), r"lists 'a\x1b]52;', which"),
+        ({"progress": {"step": float("nan")}}, "has no step"),
+        ({"progress": {"step": "2", "best_step": 0}}, "has no step"),
+        ({"progress": {"step": 3, "best_step": 0}}, "is not that of the folder's name"),
+        ({"progress": [1]}, "has no step"),
+        ({"files": [[1, 2]]}, "is not valid (AttributeError)"),
+        ({"files": {}}, "does not list .metadata"),
+        ({"files": {".metadata": [True, 1]}}, "has no valid size and checksum"),
+        ({"files": {".metadata": [-1, 1]}}, "has no valid size and checksum"),
+        ({"files": {"a\x1b]52;": [1, 1]}}, r"lists 'a\x1b]52;', which"),
     ],
+    ids=str,
 )
 def test_an_invalid_manifest_is_refused(change, why, manager, folder, capsys):
     whole = json.loads((latest(folder) / "whole.json").read_text())
-    change(whole)
-    attacks.write_manifest(latest(folder), whole)
+    attacks.write_manifest(latest(folder), whole | change)
     assert why in fall_back(manager, capsys)
 
 
-@pytest.mark.parametrize("content", ["[" * 100_000, "9" * 5000, "[]", "null", '{"crc": 1}'])
+@pytest.mark.parametrize(
+    "content", ["[" * 100_000, "9" * 5000, "[]", "null", '{"crc": 1' + "0" * 3000 + "}"]
+)
 def test_a_manifest_that_is_not_json_is_refused(content, manager, folder, capsys):
     (latest(folder) / "whole.json").write_text(content)
     assert "whole.json" in fall_back(manager, capsys)
@@ -179,20 +197,24 @@ def test_a_manifest_that_is_not_json_is_refused(content, manager, folder, capsys
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (attacks.deep(200_000) + b"\x94h\x00.", "an unexpected object in place of a Metadata"),
-        (b"\x80\x04}" + attacks.deep(200_000)[2:] + b"Ns.", "has a tuple as a key"),
-        (b"\x80\x04Nr\xff\xff\xff\x7f.", "an unexpected object in place of a Metadata"),
+        (b"\x80\x04)" + b"\x85" * 200_000 + b".", "an unexpected object in place of a Metadata"),
+        (b"\x80\x04Nr\xff\xff\xff\x7f.", "invalid pickle"),
         (b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.", "invalid pickle"),
         (b"", "invalid pickle"),
         (b"\x80\x04.", "invalid pickle"),
         (b"\x80\x04N", "invalid pickle"),
-        (b"\x80\x04\x82\x01.", "pickle opcode EXT1 is not allowed"),
-        (b"\x80\x04(cos\nsystem\n.", "the pickled name os.system is not allowed"),
+        (b"\x80\x04\x82\x01.", "invalid pickle"),
+        (b"S'\\X'\n.", "an unexpected object in place of a Metadata"),
+        (
+            b"\x80\x04" + attacks.text("os") + attacks.text("system") + b"\x93.",
+            "unexpected object in",
+        ),
     ],
-    ids=["deep", "deep key", "huge memo", "huge length", "empty", "bare", "endless", "ext", "call"],
+    ids=["deep", "huge memo", "huge length", "empty", "bare", "endless", "ext", "text", "call"],
 )
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")
 def test_invalid_metadata_is_refused(data, why, manager, folder, capsys):
-    """Python's unpickler crashes on the second (SIGSEGV) and allocates 32 GB for the third."""
+    """Python's unpickler would allocate 32 GB for the second."""
     (latest(folder) / ".metadata").write_bytes(data)
     attacks.update_checksums(latest(folder))
     assert why in fall_back(manager, capsys)
@@ -201,28 +223,7 @@ def test_invalid_metadata_is_refused(data, why, manager, folder, capsys):
 def test_endless_metadata_is_refused_unread(manager, folder, capsys):
     with (latest(folder) / ".metadata").open("r+b") as file:
         file.truncate(2**33)
-    assert fall_back(
-        manager, capsys
-    ) == "the size of .metadata is 8589934592 bytes, expected " + str(
-        json.loads((latest(folder) / "whole.json").read_text())["files"][".metadata"][0]
-    )
-
-
-def test_a_compressed_archive_is_refused(manager, folder, capsys):
-    """It could expand to a thousand times its size on the disk."""
-    file = latest(folder) / "__0_0.distcp"
-    size = file.stat().st_size
-
-    def pack(table):
-        location = next(iter(table.storage_data.values()))
-        data = file.read_bytes()[location.offset : location.offset + location.length]
-        packed = attacks.rewritten_zip(data, lambda _name, content: content, packed=True)
-        with file.open("ab") as end:
-            end.write(packed)
-        location.offset, location.length = size, len(packed)
-
-    edit(folder, pack)
-    assert "an archive was not written by torch" in fall_back(manager, capsys)
+    assert "the size of .metadata is 8589934592 bytes, expected " in fall_back(manager, capsys)
 
 
 @pytest.fixture(scope="module")
@@ -252,7 +253,7 @@ class Sound:
         latest = checkpoint.find_latest(self.folder)
         state = checkpoint.read(latest.path)
         again = tensors(0)
-        if not latest.metadata.mismatch(again):
+        if not latest.mismatch(again):
             self.manager.load(latest.path, again)
         return latest.path, state
 
@@ -286,24 +287,6 @@ def test_no_mutation_runs_code_or_prevents_use_of_the_previous_checkpoint(
     assert line.isprintable()
     assert len(line) < 600
     assert all(state[name].equal(value) for name, value in tensors(1).items())
-
-
-def test_an_unknown_escape_is_refused_without_a_warning():
-    """`pickletools` warns about it, which must not become an error with ``-W error``."""
-    with pytest.raises(InvalidFile, match="STRING"):
-        safe_pickle.load(b"S'\\X'\n.", ())
-
-
-def test_huge_integers_are_refused_and_not_logged(sound, capsys):
-    """A mutation once logged an offset of 600 digits."""
-    with pytest.raises(InvalidFile, match="more than 64 bits"):
-        safe_pickle.load(pickle.dumps(10**300), ())
-    sound.restore()
-    capsys.readouterr()
-    whole = sound.latest / "whole.json"
-    whole.write_text('{"progress": {"step": 1' + "0" * 3000 + "}}")
-    sound.load()
-    assert len("".join(skip_messages(capsys.readouterr().out))) < 600
 
 
 def test_most_mutations_were_detected(sound):

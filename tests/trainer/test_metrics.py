@@ -58,64 +58,43 @@ def test_unequal_and_empty_shards_are_counted_exactly(tmp_path):
         assert (seven_loss, one_loss) == ("True", "True")
 
 
-def test_numbers_are_written_in_full(tmp_path):
-    writer = MetricsWriter(tmp_path, 0, tensorboard=False)
-    writer.write(1, 0, loss=0.1 + 0.2, lr=0.05)
-    writer.close()
+def write(folder, *steps, after=0, tensorboard=False, factor=1.0):
+    """Write the losses of `steps` by a run that was resumed after a step."""
+    writer = MetricsWriter(folder, after, tensorboard=tensorboard)
+    for step in steps:
+        writer.write(step, 0, loss=factor * step)
+    return writer
 
-    assert read(tmp_path) == [{"step": 1, "epoch": 0, "loss": 0.1 + 0.2, "lr": 0.05}]
+
+def test_numbers_are_written_in_full_and_at_once(tmp_path):
+    writer = write(tmp_path, 1, factor=0.1 + 0.2)
+
+    assert read(tmp_path) == [{"step": 1, "epoch": 0, "loss": 0.1 + 0.2}]
+    writer.close()
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_a_line_can_be_read_as_soon_as_it_is_written(tmp_path):
-    writer = MetricsWriter(tmp_path, 0, tensorboard=False)
-    writer.write(1, 0, loss=1.0)
-
-    assert read(tmp_path)[0]["loss"] == 1.0
-    writer.close()
-
-
 def test_resuming_drops_the_steps_that_are_repeated(tmp_path):
-    first = MetricsWriter(tmp_path, 0, tensorboard=False)
-    for step in range(1, 6):
-        first.write(step, 0, loss=float(step))
-    first.close()
+    write(tmp_path, *range(1, 6)).close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 6, "ep')
-
-    second = MetricsWriter(tmp_path, 3, tensorboard=False)
-    second.write(4, 0, loss=40.0)
-    second.close()
-
+    write(tmp_path, 4, after=3, factor=10.0).close()
     assert [line["loss"] for line in read(tmp_path)] == [1.0, 2.0, 3.0, 40.0]
 
-
-def test_a_fresh_run_starts_a_fresh_file(tmp_path):
-    for _ in range(2):
-        writer = MetricsWriter(tmp_path, 0, tensorboard=False)
-        writer.write(1, 0, loss=1.0)
-        writer.close()
-
-    assert len(read(tmp_path)) == 1
+    write(tmp_path, 1).close()
+    assert len(read(tmp_path)) == 1, "a fresh run starts a fresh file"
 
 
 def test_tensorboard_has_the_same_and_drops_repeated_steps(tmp_path):
-    first = MetricsWriter(tmp_path, 0, tensorboard=True)
-    for step in (1, 2, 3):
-        first.write(step, 0, loss=float(step))
-    first.close()
-    second = MetricsWriter(tmp_path, 2, tensorboard=True)
-    second.write(3, 0, loss=30.0)
-    second.close()
+    write(tmp_path, 1, 2, 3, tensorboard=True).close()
+    write(tmp_path, 3, after=2, tensorboard=True, factor=10.0).close()
 
     assert scalars(tmp_path)["loss"] == {1: 1.0, 2: 2.0, 3: 30.0}
 
 
 def test_without_tensorboard_there_is_a_notice(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    writer = MetricsWriter(tmp_path, 0, tensorboard=True)
-    writer.write(1, 0, loss=1.0)
-    writer.close()
+    write(tmp_path, 1, tensorboard=True).close()
 
     assert len(read(tmp_path)) == 1
     printed = capsys.readouterr().out
@@ -124,8 +103,6 @@ def test_without_tensorboard_there_is_a_notice(tmp_path, monkeypatch, capsys):
 
 def test_other_ranks_write_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    writer = MetricsWriter(None, 0, tensorboard=True)
-    writer.write(1, 0, loss=1.0)
-    writer.close()
+    write(None, 1, tensorboard=True).close()
 
     assert not list(tmp_path.iterdir())

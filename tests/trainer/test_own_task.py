@@ -188,12 +188,12 @@ def test_without_it_batch_normalization_depends_on_the_ranks(four, tmp_path):
     assert losses(tmp_path)[12] != pytest.approx(losses(tmp_path / "one")[12], rel=1e-3)
 
 
-def test_a_report_does_not_import_the_task_that_a_checkpoint_names(tmp_path):
+def test_an_evaluation_does_not_import_the_task_that_a_checkpoint_names(tmp_path):
     """A checkpoint is untrusted."""
     options = ("--strategy", "single", "--steps", "1")
     train_alone(tmp_path, *words("sequence", *options))
-    report = [str(ENTRYPOINTS / "report.py"), "checkpoints"]
-    (text,) = outputs([start(report, tmp_path)], code=1)
+    program = [str(ENTRYPOINTS / "evaluate.py"), "checkpoints"]
+    (text,) = outputs([start(program, tmp_path)], code=1)
     assert "it is of a task of your own" in text
     assert "Traceback" not in text
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import export
 from tests.trainer import ranks
 from tests.trainer.own_tasks import Decoder, layers
 from tests.trainer.test_deferred import weights, words
-from trainer.checkpoint import safetensors_io
 from trainer.errors import ConfigError
 from trainer.pretrained import Pretrained
 
@@ -53,7 +53,7 @@ def test_every_layout_starts_with_the_weights_of_a_file(layout, four, pretrained
 def test_a_pipeline_starts_with_the_weights_of_several_files(four, tmp_path):
     torch.manual_seed(7)
     state = {name: torch.randn_like(value) for name, value in layers().state_dict().items()}
-    files = safetensors_io.write_sharded(state, tmp_path, limit=300)
+    files = export.write_weights(state, tmp_path, 300)
     assert len(files) > 2
 
     pipeline = words("sequence", "pp-dp", "--micro-batches", "2", "--init-from", str(tmp_path))
@@ -87,7 +87,7 @@ def test_weights_of_a_task_of_ones_own_are_exported(tmp_path):
 
 def test_large_weights_are_written_to_several_files_with_an_index(tmp_path):
     state = {name: torch.full((10,), float(number)) for number, name in enumerate("abcde")}
-    files = safetensors_io.write_sharded(state, tmp_path, limit=100)
+    files = export.write_weights(state, tmp_path, 100)
 
     assert [path.name for path in files] == [
         *(f"model-{number:05d}-of-00003.safetensors" for number in (1, 2, 3)),

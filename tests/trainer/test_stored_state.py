@@ -12,8 +12,7 @@ from torch.optim import Optimizer
 from tests.trainer.own_tasks import Points
 from tests.trainer.ranks import losses, outputs, start_ranks
 from trainer.checkpoint import stored_state
-from trainer.checkpoint.safe_pickle import InvalidFile
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, InvalidFile
 from trainer.task import Task
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]

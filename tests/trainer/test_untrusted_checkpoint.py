@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import evaluate
 from tests.trainer import attacks
 from tests.trainer.attacks import skip_messages
 from tests.trainer.ranks import (
@@ -19,7 +20,6 @@ from tests.trainer.ranks import (
     train_alone,
     weights,
 )
-from trainer.checkpoint import restore
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
 
@@ -62,8 +62,8 @@ def test_two_ranks_run_no_code_and_use_the_previous_one(attack, two_ranks, tmp_p
 
 
 @pytest.mark.parametrize("attack", attacks.ATTACKS)
-@pytest.mark.parametrize("program", ["report", "export"])
-def test_reporting_and_exporting_run_no_code_and_use_the_previous_one(
+@pytest.mark.parametrize("program", ["evaluate", "export"])
+def test_evaluating_and_exporting_run_no_code_and_use_the_previous_one(
     program, attack, one_rank, tmp_path, canary
 ):
     folder = attacks.copied(one_rank / "checkpoints", tmp_path / "checkpoints")
@@ -72,11 +72,11 @@ def test_reporting_and_exporting_run_no_code_and_use_the_previous_one(
 
     assert not ran(canary)
     assert (done.returncode, len(skip_messages(done.stdout))) == (0, 1), done.stderr
-    name = {"report": "report.json", "export": "model.json"}[program]
+    name = {"evaluate": "evaluation.json", "export": "model.json"}[program]
     assert json.loads((tmp_path / "out" / name).read_text())["step"] == 51
 
 
-@pytest.mark.parametrize("program", ["report", "export"])
+@pytest.mark.parametrize("program", ["evaluate", "export"])
 def test_without_a_usable_checkpoint_the_program_ends_with_an_error(
     program, one_rank, tmp_path, canary
 ):
@@ -143,11 +143,11 @@ def test_invalid_progress_is_skipped(name, value, one_rank, tmp_path, capsys):
 @pytest.mark.parametrize(
     "change",
     [
-        {"width": 2**40},
+        {"width": 2**40, "task": "text"},
         {"width": 2**19, "heads": 1, "task": "text"},
         {"layers": 2**20, "task": "text"},
-        {"heads": 0},
-        {"sequence": "64"},
+        {"heads": 0, "task": "text"},
+        {"sequence": "64", "task": "text"},
         {"task": "__class__"},
         {"text": ["/"]},
     ],
@@ -161,6 +161,6 @@ def test_settings_of_a_huge_model_are_refused(change, one_rank, tmp_path):
     whole["progress"]["settings"].update(change)
     attacks.write_manifest(path, whole)
 
-    _, _, progress = restore.restore(folder)
+    _, _, progress = evaluate.trained_model(folder)
     assert progress["step"] == 51
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4 * 2**20

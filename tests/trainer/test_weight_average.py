@@ -6,7 +6,6 @@ import torch
 from tests.nightly import few
 from tests.trainer import ranks
 from trainer.checkpoint import checkpointer as checkpoint
-from trainer.checkpoint import restore
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
 
@@ -83,7 +82,7 @@ def test_a_resumed_run_goes_on_with_the_average(four, alone, tmp_path):
 
 
 def test_exported_weights_are_the_average(alone):
-    exported, state = restore.weights(alone / "checkpoints"), states(alone)[6]
+    exported, state = checkpoint.latest_weights(alone / "checkpoints"), states(alone)[6]
 
     assert exported["embed.weight"].equal(state["average.embed.weight"])
     assert not exported["embed.weight"].equal(state["model.embed.weight"])

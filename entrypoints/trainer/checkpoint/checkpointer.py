@@ -4,9 +4,8 @@ torch.distributed.checkpoint (DCP) writes the tensors, each rank its shards, und
 depend on the strategy. ``whole.json`` lists the size and CRC-32 of every file and the run's
 progress. Everything is written to ``step-00000120.RUN.saving``, which is renamed at the end.
 
-Checkpoints are untrusted when they are read. `integrity` verifies that one is complete, `metadata`
-that its table of tensors is consistent, and `tensor_reader` reads the tensors. None of them
-unpickles, so nothing in a checkpoint can run.
+Checkpoints are untrusted when they are read: `integrity` verifies that one is complete, `dcp_files`
+that its table of tensors is consistent. Nothing in a checkpoint can run.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, distributed
 
-from trainer.checkpoint import integrity, tensor_reader
+from trainer.checkpoint import integrity
 from trainer.checkpoint.integrity import Progress, VerifiedCheckpoint
 from trainer.errors import ConfigError, UnusableCheckpoints
 from trainer.measure import timing
+from trainer.optim import weight_average
 from trainer.parallel.process_group import DistributedContext
 
 State = dict[str, Tensor]
@@ -91,20 +90,20 @@ class CheckpointManager:
         ConfigError if the nodes do not see the same folder.
         """
         names = self._common([path.name for path in _latest_first(self._folder)])
-        checkpoint = self._search().first([self._folder / name for name in names], check)
+        checkpoint = self._first([self._folder / name for name in names], check)
         if checkpoint is not None:
             self._intact.add(checkpoint.path.name)
         return checkpoint
 
     def at(self, step: int, check: Check = _accept) -> VerifiedCheckpoint:
         """The checkpoint of a step. Raises UnusableCheckpoints if it is not valid on every rank."""
-        checkpoint = self._search().first([self._folder / _folder_name(step)], check)
+        checkpoint = self._first([self._folder / _folder_name(step)], check)
         assert checkpoint is not None  # noqa: S101 - there is a path
         return checkpoint
 
-    def _search(self) -> _Search:
-        context = self._context
-        return _Search(context.rank, context.world_size, self._all_gather, context.log)
+    def _first(self, paths: Sequence[Path], check: Check) -> VerifiedCheckpoint | None:
+        share = (self._context.rank, self._context.world_size)
+        return first_valid(paths, check, share, self._all_gather, self._context.log)
 
     def load(self, path: Path, state: State) -> None:
         """Fill `state` in place from the checkpoint at `path`, saved with any strategy.
@@ -113,7 +112,7 @@ class CheckpointManager:
         """
         from trainer.checkpoint import dcp_files
 
-        dcp_files.load(state, path, self._group)
+        dcp_files.load(state, path, integrity.read_metadata(path), self._group)
 
     @timing.excluded()
     def _write(self, path: Path, state: State, progress: Progress) -> None:
@@ -185,16 +184,15 @@ def find_latest(folder: Path, check: Check = _accept) -> VerifiedCheckpoint:
     Raises FileNotFoundError if there is no checkpoint, UnusableCheckpoints if there are only such
     that are damaged or not accepted.
     """
-    search = _Search(0, 1, all_gather=lambda value: [value], log=partial(print, flush=True))
     single = integrity.FOLDER_NAME.fullmatch(folder.name) and folder.is_dir()
-    checkpoint = search.first([folder] if single else _latest_first(folder), check)
+    checkpoint = first_valid([folder] if single else _latest_first(folder), check)
     if checkpoint is None:
         raise FileNotFoundError(f"no checkpoint found in {folder}; train.py writes one there")
     best = folder / _folder_name(checkpoint.progress["best_step"])
     if single or not checkpoint.progress.get("out_of_patience") or best == checkpoint.path:
         return checkpoint
     print(f"--patience stopped this run at {checkpoint.path.name}; the best is {best.name}")
-    return cast("VerifiedCheckpoint", search.first([best], check))
+    return cast("VerifiedCheckpoint", first_valid([best], check))
 
 
 def read(path: Path) -> State:
@@ -202,49 +200,68 @@ def read(path: Path) -> State:
 
     Raises FileNotFoundError or InvalidFile if the checkpoint is not valid.
     """
-    return tensor_reader.read_tensors(path, integrity.read_metadata(path))
+    from trainer.checkpoint import dcp_files
+
+    return dcp_files.read(path, integrity.read_metadata(path))
 
 
-class _Search(NamedTuple):
-    """A search for a valid checkpoint in which each rank verifies its share of the files."""
+def latest_weights(folder: Path) -> State:
+    """The weights of the latest valid checkpoint in `folder`, of any task, by name.
 
-    rank: int
-    world_size: int
-    all_gather: Callable[[Any], list[Any]]
-    log: Callable[[str], None]
+    They are averages, where the checkpoint has them. Raises FileNotFoundError or ValueError if
+    there is none.
+    """
+    return trained_weights(find_latest(folder).path)
 
-    def first(self, paths: Sequence[Path], check: Check) -> VerifiedCheckpoint | None:
-        """The first checkpoint that is valid on every rank and accepted by `check`.
 
-        Logs why others are skipped. None if there are no `paths`; raises UnusableCheckpoints if
-        there are, and none can be used.
-        """
-        damaged = rejected = ""
-        for path in paths:
-            result = integrity.verify(path, self.rank, self.world_size)
-            problem = self._any(result if isinstance(result, str) else "")
-            if problem:
-                damaged = damaged or f"{path.name}: {problem}"
-            elif not isinstance(result, str):
-                problem = rejected = self._any(check(result))
-                if not problem:
-                    return result
-            self.log(f"skipped checkpoint {path}: {problem}")
-        if rejected:
-            raise UnusableCheckpoints(
-                f"no checkpoint fits this model: {rejected}. Use another folder"
-            )
-        if damaged:
-            count = f"none of the {len(paths)} checkpoints" if len(paths) > 1 else "no checkpoint"
-            raise UnusableCheckpoints(
-                f"{count} in {paths[0].parent} can be read ({damaged}). Restore one from a copy; "
-                "to train from the start instead, remove them or use another folder"
-            )
-        return None
+def trained_weights(path: Path) -> State:
+    """The weights of a checkpoint by name: their averages, where it has them."""
+    state = read(path)
+    return {
+        name.removeprefix(prefix): value
+        for prefix in ("model.", weight_average.PREFIX)
+        for name, value in state.items()
+        if name.startswith(prefix)
+    }
 
-    def _any(self, problem: str) -> str:
-        """The first problem of any rank, or ''."""
-        return next(filter(None, self.all_gather(problem)), "")
+
+def first_valid(
+    paths: Sequence[Path],
+    check: Check,
+    share: tuple[int, int] = (0, 1),
+    all_gather: Callable[[str], list[str]] = lambda value: [value],
+    log: Callable[[str], None] = print,
+) -> VerifiedCheckpoint | None:
+    """The first checkpoint that is valid on every rank and accepted by `check`.
+
+    Each rank verifies its `share` of the files, by rank and world size. Logs why others are
+    skipped. None if there are no `paths`; raises UnusableCheckpoints if none of them can be used.
+    """
+    damaged = rejected = ""
+    for path in paths:
+        result = integrity.verify(path, *share)
+        problem = _any(all_gather(result if isinstance(result, str) else ""))
+        if problem:
+            damaged = damaged or f"{path.name}: {problem}"
+        elif not isinstance(result, str):
+            problem = rejected = _any(all_gather(check(result)))
+            if not problem:
+                return result
+        log(f"skipped checkpoint {path}: {problem}")
+    if rejected:
+        raise UnusableCheckpoints(f"no checkpoint fits this model: {rejected}. Use another folder")
+    if damaged:
+        count = f"none of the {len(paths)} checkpoints" if len(paths) > 1 else "no checkpoint"
+        raise UnusableCheckpoints(
+            f"{count} in {paths[0].parent} can be read ({damaged}). Restore one from a copy; "
+            "to train from the start instead, remove them or use another folder"
+        )
+    return None
+
+
+def _any(problems: Sequence[str]) -> str:
+    """The first problem of any rank, or ''."""
+    return next(filter(None, problems), "")
 
 
 def _stager(device: torch.device) -> Callable[[State], State]:

@@ -7,16 +7,21 @@ them.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
+import stat
 import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainer.checkpoint import metadata, tensor_reader
-from trainer.checkpoint.metadata import CheckpointMetadata
-from trainer.checkpoint.safe_pickle import InvalidFile
+from torch import Tensor
+
+from trainer.checkpoint.stored_state import Stored
+from trainer.errors import InvalidFile
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import Metadata
 
 Progress = dict[str, Any]
 """The run's progress, as JSON: at least ``step`` and ``best_step``."""
@@ -25,10 +30,6 @@ MANIFEST = "whole.json"
 METADATA_FILE = ".metadata"
 BLOCK_BYTES = 2**22
 """Bytes read at once for a checksum."""
-MAX_BYTES = 16 * 2**20
-"""Maximum size of a manifest; each file takes about 60 bytes."""
-_MAX_DIGITS = 20
-"""A 64-bit integer has at most 20 digits."""
 FOLDER_NAME = re.compile(r"step-([0-9]{8})")
 _FILE_NAME = re.compile(r"\.metadata|__[0-9]+_[0-9]+\.distcp")
 
@@ -38,7 +39,24 @@ class VerifiedCheckpoint(NamedTuple):
 
     path: Path
     progress: Progress
-    metadata: CheckpointMetadata
+    metadata: Metadata
+
+    @property
+    def tensors(self) -> Stored:
+        """The tensors that it has."""
+        kinds: Mapping[str, Any] = self.metadata.state_dict_metadata
+        return {name: (kind.properties.dtype, kind.size) for name, kind in kinds.items()}
+
+    def mismatch(self, state: Mapping[str, Tensor]) -> str:
+        """Why it cannot fill the tensors of `state`, or ''."""
+        stored = self.tensors
+        for name, tensor in state.items():
+            if name not in stored:
+                return f"it has no tensor {name}"
+            if stored[name][1] != tensor.size():
+                shape, expected = tuple(stored[name][1]), tuple(tensor.size())
+                return f"the shape of {name} is {shape}, expected {expected}"
+        return ""
 
 
 def verify(path: Path, rank: int, world_size: int) -> VerifiedCheckpoint | str:
@@ -48,28 +66,25 @@ def verify(path: Path, rank: int, world_size: int) -> VerifiedCheckpoint | str:
     """
     try:
         progress, files = _read_manifest(path)
-        names = sorted(files)[rank::world_size]
-        for name in names:
+        share = sorted(files)[rank::world_size]
+        for name in share:
             _verify_file(path / name, *files[name])
-        table = _read_metadata(path, files)
-        chunks = (chunk for chunk in table.chunks.values() if chunk.file in names)
-        tensor_reader.validate(path, chunks)
+        metadata = _read_metadata(path, files, share)
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except InvalidFile as error:
         return str(error)
     except OSError as error:
         return f"cannot read {Path(error.filename or path).name} ({error.strerror})"
-    return VerifiedCheckpoint(path, progress, table)
+    return VerifiedCheckpoint(path, progress, metadata)
 
 
-def read_metadata(path: Path) -> CheckpointMetadata:
+def read_metadata(path: Path) -> Metadata:
     """The metadata of a checkpoint, without reading its tensors.
 
     Raises FileNotFoundError if a file is missing, InvalidFile if one is invalid.
     """
-    _, files = _read_manifest(path)
-    return _read_metadata(path, files)
+    return _read_metadata(path, _read_manifest(path)[1])
 
 
 def checksums(folder: Path, pattern: str) -> dict[str, list[int]]:
@@ -77,19 +92,12 @@ def checksums(folder: Path, pattern: str) -> dict[str, list[int]]:
     sums = {}
     for path in folder.glob(pattern):
         fsync(path)
-        with path.open("rb") as file:
-            sums[path.name] = [path.stat().st_size, _crc(file)]
+        sums[path.name] = [path.stat().st_size, _crc(path)]
     return sums
 
 
 def write_manifest(path: Path, progress: Progress, files: dict[str, list[int]]) -> None:
-    """Write ``whole.json``, with a CRC-32 of its own, into the folder `path`.
-
-    Raises ValueError if the checkpoint has more tensors than a reader accepts.
-    """
-    if files[METADATA_FILE][0] > metadata.MAX_BYTES:
-        limit = metadata.MAX_BYTES >> 20
-        raise ValueError(f"too many tensors in {path}: {METADATA_FILE} exceeds {limit} MiB")
+    """Write ``whole.json``, with a CRC-32 of its own, into the folder `path`."""
     content = {"progress": progress, "files": files}
     crc = zlib.crc32(json.dumps(content).encode())
     (path / MANIFEST).write_text(json.dumps({**content, "crc": crc}, indent=1))
@@ -107,85 +115,68 @@ def fsync(path: Path) -> None:
 
 def _read_manifest(path: Path) -> tuple[Progress, dict[str, tuple[int, int]]]:
     """The progress, and the size and CRC-32 of each file."""
-    data = _read_limited(path / MANIFEST, MAX_BYTES)
+    _regular_size(path / MANIFEST)
     try:
-        content = json.loads(data, parse_constant=_constant, parse_int=_integer)
-        crc = content.pop("crc")
-        unchanged = crc == zlib.crc32(json.dumps(content).encode())
+        content = json.loads((path / MANIFEST).read_bytes())
+        unchanged = content.pop("crc") == zlib.crc32(json.dumps(content).encode())
         progress, files = content["progress"], content["files"].items()
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidFile(f"{MANIFEST} is not valid ({type(error).__name__})") from None
     if not unchanged:
         raise InvalidFile(f"the checksum of {MANIFEST} does not match")
-    return _progress(path, progress), {name: _file_entry(name, sums) for name, sums in files}
-
-
-def _progress(path: Path, progress: Any) -> Progress:
-    """Check the fields that every checkpoint has: its own step and the best one."""
-    folder = FOLDER_NAME.fullmatch(path.name)
     if type(progress) is not dict or not all(
         type(progress.get(name)) is int for name in ("step", "best_step")
     ):
         raise InvalidFile(f"{MANIFEST} has no step")
+    folder = FOLDER_NAME.fullmatch(path.name)
     if folder and int(folder[1]) != progress["step"]:
         raise InvalidFile(f"the step in {MANIFEST} is not that of the folder's name")
-    if progress["best_step"] < 0:
-        raise InvalidFile(f"the best step in {MANIFEST} is negative")
-    return progress
+    return progress, {name: _file_entry(name, sums) for name, sums in files}
 
 
 def _file_entry(name: str, sums: Any) -> tuple[int, int]:
     """Check the manifest's entry of a file: its name must be one that torch uses."""
     if not _FILE_NAME.fullmatch(name):
         raise InvalidFile(f"{MANIFEST} lists {ascii(name)[:100]}, which is not a checkpoint file")
-    if type(sums) is list and len(sums) == 2:  # noqa: PLR2004 - size and checksum
-        size, crc = sums
-        if type(size) is int and type(crc) is int and size >= 0:
-            return size, crc
+    if type(sums) is list and [type(each) for each in sums] == [int, int] and 0 <= sums[0] < 2**63:
+        return sums[0], sums[1]
     raise InvalidFile(f"{MANIFEST} has no valid size and checksum for {name}")
 
 
-def _read_metadata(path: Path, files: dict[str, tuple[int, int]]) -> CheckpointMetadata:
+def _read_metadata(
+    path: Path, files: dict[str, tuple[int, int]], share: Sequence[str] = ()
+) -> Metadata:
+    """The table of the tensors, after a look at those in a `share` of the files."""
+    from trainer.checkpoint import dcp_files
+
     if METADATA_FILE not in files:
         raise InvalidFile(f"{MANIFEST} does not list {METADATA_FILE}")
-    data = _read_limited(path / METADATA_FILE, metadata.MAX_BYTES)
-    if (len(data), zlib.crc32(data)) != files[METADATA_FILE]:
-        raise InvalidFile(f"the checksum of {METADATA_FILE} does not match")
-    return metadata.parse(data, {name: size for name, (size, _) in files.items()})
-
-
-def _read_limited(path: Path, limit: int) -> bytes:
-    with tensor_reader.open_regular_file(path) as file:
-        data = file.read(limit + 1)
-    if len(data) > limit:
-        raise InvalidFile(f"{path.name} exceeds {limit >> 20} MiB")
-    return data
+    _verify_file(path / METADATA_FILE, *files[METADATA_FILE])
+    data = (path / METADATA_FILE).read_bytes()
+    metadata = dcp_files.parse(data, {name: size for name, (size, _) in files.items()})
+    dcp_files.check(path, metadata, share)
+    return metadata
 
 
 def _verify_file(path: Path, size: int, crc: int) -> None:
-    with tensor_reader.open_regular_file(path) as file:
-        actual = os.fstat(file.fileno()).st_size
-        if actual != size:
-            raise InvalidFile(f"the size of {path.name} is {actual} bytes, expected {size}")
-        if _crc(file) != crc:
-            raise InvalidFile(f"the checksum of {path.name} does not match")
+    actual = _regular_size(path)
+    if actual != size:
+        raise InvalidFile(f"the size of {path.name} is {actual} bytes, expected {size}")
+    if _crc(path) != crc:
+        raise InvalidFile(f"the checksum of {path.name} does not match")
 
 
-def _crc(file: BinaryIO) -> int:
+def _regular_size(path: Path) -> int:
+    """The size of a file in bytes. Raises InvalidFile for a link, a pipe or a device."""
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode):
+        raise InvalidFile(f"{path.name} is not a regular file")
+    return status.st_size
+
+
+def _crc(path: Path) -> int:
     crc = 0
-    while block := file.read(BLOCK_BYTES):
-        crc = zlib.crc32(block, crc)
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            crc = zlib.crc32(block, crc)
     return crc
-
-
-def _integer(digits: str) -> int:
-    if len(digits) > _MAX_DIGITS:
-        raise ValueError(digits)
-    return int(digits)
-
-
-def _constant(word: str) -> float:
-    """Allow Infinity, the best loss before the first evaluation, but not NaN."""
-    if word != "Infinity":
-        raise ValueError(word)
-    return math.inf

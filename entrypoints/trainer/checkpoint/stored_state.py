@@ -15,12 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from trainer.checkpoint.metadata import Shape
-from trainer.checkpoint.safe_pickle import InvalidFile
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, InvalidFile
 
 NUMBER, OBJECT = "number.", "object."
-Stored = Mapping[str, tuple[torch.dtype, Shape]]
+Stored = Mapping[str, tuple[torch.dtype, torch.Size]]
 """The tensors of a checkpoint: dtype and shape by name."""
 
 
@@ -99,7 +97,7 @@ def _encoded(name: str, value: Any) -> tuple[str, Tensor]:
         _load(name, tensor)
     except (InvalidFile, pickle.PicklingError, TypeError, AttributeError, RuntimeError) as error:
         raise ConfigError(
-            f"{name} is a {type(value).__name__}, which no checkpoint can hold ({_first(error)}). "
+            f"{name} is a {type(value).__name__}, which no checkpoint can hold ({error}). "
             "Use tensors, numbers, text, or lists, tuples and dictionaries of them"
         ) from error
     return OBJECT + name, tensor
@@ -108,12 +106,12 @@ def _encoded(name: str, value: Any) -> tuple[str, Tensor]:
 def _load(name: str, tensor: Tensor) -> Any:
     if tensor.dtype != torch.uint8 or tensor.dim() != 1:
         raise InvalidFile(f"{name} is not of bytes")
+    return unpack(name, tensor.numpy().tobytes())
+
+
+def unpack(name: str, data: bytes) -> Any:
+    """What `torch.save` has written, as far as it needs no code. Raises InvalidFile."""
     try:
-        return torch.load(io.BytesIO(tensor.numpy().tobytes()), weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, ValueError, LookupError, EOFError) as error:
-        raise InvalidFile(f"{name} cannot be read ({_first(error)})") from error
-
-
-def _first(error: BaseException) -> str:
-    """The first line of an error; torch's say in many more how to turn its protection off."""
-    return str(error).strip().split("\n", 1)[0][:200]
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise InvalidFile(f"{name} cannot be read ({type(error).__name__})") from error
