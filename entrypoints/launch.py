@@ -55,9 +55,9 @@ def main(argv: Sequence[str], environ: dict[str, str]) -> None:
 
         elastic.serve(int(rest[0]), int(rest[1]))
     elif program == "--preflight-ranks":
-        from deploykit_node.preflight import group_member
+        from deploykit_node.preflight import members
 
-        group_member.main(rest)
+        members.main(rest)
     elif program == "--keep-outputs":
         from deploykit_node import outputs
 
