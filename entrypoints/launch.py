@@ -63,9 +63,9 @@ def main(argv: Sequence[str], environ: dict[str, str]) -> None:
 
         outputs.keep(rest, environ)
     elif program == "--dump-stacks":
-        from deploykit_node.observe import dump
+        from deploykit_node.observe import stacks
 
-        dump.main(rest)
+        stacks.main(rest)
     elif program == "--enter":
         from deploykit_node.observe import enter
 

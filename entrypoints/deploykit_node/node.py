@@ -40,7 +40,7 @@ from deploykit_node.command import Command
 from deploykit_node.environment import Environ
 from deploykit_node.exit_records import STOPPED, NodeExit
 from deploykit_node.network import addresses, interfaces, rendezvous
-from deploykit_node.observe import debugger, nsys, stall, usage
+from deploykit_node.observe import hooks, nsys, stall, usage
 from deploykit_node.restart.attempt import Attempt
 
 
@@ -102,7 +102,7 @@ def _run_torchrun(
     _check_torch()
     environment.prepare(env)
     nsys.check(env)
-    debugger.check(env)
+    hooks.check_debugger(env)
     if words.elastic:
         from deploykit_node import generations  # few jobs are
 

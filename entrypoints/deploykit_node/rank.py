@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from deploykit_node import LAUNCH, cap, cluster, command, exit_records, plain, relay
 from deploykit_node.cluster import BadEnvironment
 from deploykit_node.exit_records import STOPPED
-from deploykit_node.observe import debugger, faults, processes, profile
+from deploykit_node.observe import hooks, processes
 
 if TYPE_CHECKING:
     from deploykit_node.environment import Environ
@@ -26,7 +26,7 @@ def run(argv: Sequence[str], env: Environ) -> None:
     This process becomes the relay of the program, and its last act is `end`.
     """
     words, this_rank = command.read(argv, env), find(env)
-    if profile.by_nsys(env):
+    if hooks.by_nsys(env):
         from deploykit_node.observe import nsys  # few jobs ask for it
 
         nsys.around(words.program, env, this_rank)
@@ -34,9 +34,7 @@ def run(argv: Sequence[str], env: Environ) -> None:
     env["TORCHELASTIC_RESTART_COUNT"] = env.pop("DEPLOYKIT_ROUND")
     exit_records.register(env, Path(folder), this_rank.rank)
     _set_variables(env, this_rank)
-    hooked, stacks = faults.environment(env, Path(folder), this_rank.rank)
-    hooked = profile.environment(hooked, this_rank.rank)
-    hooked = debugger.environment(hooked, this_rank.rank)
+    hooked, stacks = hooks.environment(env, Path(folder), this_rank.rank)
     child = relay.start(relay.command(words.program), plain.environment(hooked))
     processes.register(env, this_rank, child.pid, stacks=stacks)
     os.set_inheritable(child.output, True)
@@ -68,7 +66,7 @@ def run_program(
 ) -> relay.ChildExit:
     """Run the program below another launcher; with a `limit` it is stopped at its cost cap."""
     _set_variables(env, this_rank)
-    program = profile.environment(env, this_rank.rank)
+    program = hooks.profiled(env, this_rank.rank)
     return relay.run(relay.command(words.program), program, f"[rank {this_rank.rank}]", limit)
 
 
