@@ -37,44 +37,27 @@ def nvml(monkeypatch):
     sys.modules.pop("pynvml", None)
 
 
-GPU_FAULTS = {
-    "an uncorrectable error": (
-        {"1": {"nvmlDeviceGetTotalEccErrors": 2}},
-        "had 2 uncorrectable",
-        True,
-    ),
-    "a bad row": ({"1": {"nvmlDeviceGetRemappedRows": [0, 1, 0, 1]}}, "row remapping failed", True),
-    "a pending row": (
-        {"1": {"nvmlDeviceGetRemappedRows": [0, 1, 1, 0]}},
-        "waits for a reset",
-        True,
-    ),
-    "a replaced row": ({"1": {"nvmlDeviceGetRemappedRows": [0, 3, 0, 0]}}, "replaced 3 bad", False),
-    "no handle": ({"1": {"nvmlDeviceGetHandleByIndex": "lost"}}, "lost to the driver", True),
-    "lost later": ({"1": {"nvmlDeviceGetTemperature": "lost"}}, "lost to the driver", True),
-    "heat": ({"1": {"nvmlDeviceGetTemperature": 86}}, "86 °C before any work", False),
-    "slow by heat": (
-        {"1": {"nvmlDeviceGetCurrentClocksThrottleReasons": 0x40}},
-        "by its hardware, as it is too hot",
-        False,
-    ),
-    "slow by power": (
-        {"1": {"nvmlDeviceGetCurrentClocksThrottleReasons": 0x80}},
-        "the power supply's brake",
-        False,
-    ),
-    "a clock": ({"1": {"nvmlDeviceGetApplicationsClock": 345}}, "345 of 1980 MHz", False),
-    "PCIe": ({"1": {"nvmlDeviceGetCurrPcieLinkWidth": 4}}, "4 of 16 PCIe lanes", False),
-    "NVLink": ({"1": {"down": [3, 4]}}, "NVLink 3, 4 down", False),
-    "memory in use": ({"1": {"used": 70 << 30}}, "70.0 GiB in use before", False),
-    "ECC mode": ({"1": {"nvmlDeviceGetEccMode": [0, 1]}}, "changes its ECC mode", False),
-}
-
-
-@pytest.mark.parametrize("name", GPU_FAULTS)
-def test_a_fault_of_a_gpu_is_named(nvml, name):
-    faults, says, fatal = GPU_FAULTS[name]
-    found = nvml(faults)
+@pytest.mark.parametrize(
+    ("name", "value", "says", "fatal"),
+    [
+        ("nvmlDeviceGetTotalEccErrors", 2, "had 2 uncorrectable", True),
+        ("nvmlDeviceGetRemappedRows", [0, 1, 0, 1], "row remapping failed", True),
+        ("nvmlDeviceGetRemappedRows", [0, 1, 1, 0], "waits for a reset", True),
+        ("nvmlDeviceGetRemappedRows", [0, 3, 0, 0], "replaced 3 bad", False),
+        ("nvmlDeviceGetHandleByIndex", "lost", "lost to the driver", True),
+        ("nvmlDeviceGetTemperature", "lost", "lost to the driver", True),
+        ("nvmlDeviceGetTemperature", 86, "86 °C before any work", False),
+        ("nvmlDeviceGetCurrentClocksThrottleReasons", 0x40, "as it is too hot", False),
+        ("nvmlDeviceGetCurrentClocksThrottleReasons", 0x80, "power supply's brake", False),
+        ("nvmlDeviceGetApplicationsClock", 345, "345 of 1980 MHz", False),
+        ("nvmlDeviceGetCurrPcieLinkWidth", 4, "4 of 16 PCIe lanes", False),
+        ("down", [3, 4], "NVLink 3, 4 down", False),
+        ("used", 70 << 30, "70.0 GiB in use before", False),
+        ("nvmlDeviceGetEccMode", [0, 1], "changes its ECC mode", False),
+    ],
+)
+def test_a_fault_of_a_gpu_is_named(nvml, name, value, says, fatal):
+    found = nvml({"1": {name: value}})
     assert found.counts == {"GPUs": 8}
     ((text, is_fatal),) = found.faults
     assert text.startswith("GPU 1 ")

@@ -51,8 +51,6 @@ _WRITTEN = 1 << 20
 """Bytes that are a sign of progress, as of a checkpoint."""
 _PATIENCE = 60.0
 """Seconds for taking stacks."""
-
-
 _BUSY = 0.05
 """Share of a core above which a process computes."""
 _WAITING_IN = ("/torch/distributed/",)
@@ -60,7 +58,10 @@ _WAITING_IN = ("/torch/distributed/",)
 _CALL, _FILE = "_create_c10d_store", "/torch/distributed/rendezvous.py"
 _HELPERS = "/multiprocessing/resource_tracker.py"
 _CONNECT = 3.0
-Rank = dict[str, Any]
+"""Seconds for a connection to the address where processes wait."""
+
+Stacks = dict[str, Any]
+"""A rank or a process in a dump of stacks, as `observe.stacks` writes them."""
 
 
 @dataclass(frozen=True)
@@ -301,7 +302,7 @@ class Look:
         On a machine with too few cores it may only have been ready to.
         """
         seconds = max(self.moment - before.moment, 0.1)
-        seen: dict[int, Rank] = {}
+        seen: dict[int, Stacks] = {}
         for rank in _ranks(self.folder):
             seen |= {it["pid"]: it for it in (rank["process"], *rank["children"])}
         busy = {
@@ -311,7 +312,7 @@ class Look:
         return any(not _communicates(seen.get(pid)) for pid in busy)
 
 
-def _communicates(process: dict[str, Any] | None) -> bool:
+def _communicates(process: Stacks | None) -> bool:
     """Whether the innermost Python call is one that waits for other ranks."""
     if not process or not process["threads"]:
         return False
@@ -348,22 +349,22 @@ def _meeting(folder: Path) -> Meeting | None:
     return Meeting(len(found), f"{host}:{port}", _is_refused(host, port))
 
 
-def _programs(rank: Rank) -> Iterator[Rank]:
+def _programs(rank: Stacks) -> Iterator[Stacks]:
     """The process of a rank, or those that it has started and waits for."""
     started = [one for one in rank["children"] if _frames(one) and not _helps(one)]
     yield from started if any(map(_waits, started)) else [rank["process"]]
 
 
-def _frames(process: dict[str, Any]) -> list[dict[str, Any]]:
+def _frames(process: Stacks) -> list[Stacks]:
     threads = process["threads"]
     return threads[0]["frames"] if threads else []
 
 
-def _helps(process: dict[str, Any]) -> bool:
+def _helps(process: Stacks) -> bool:
     return any(_HELPERS in frame["file"] for frame in _frames(process))
 
 
-def _waits(process: dict[str, Any]) -> bool:
+def _waits(process: Stacks) -> bool:
     return any(
         frame["name"] == _CALL and frame["file"].endswith(_FILE) for frame in _frames(process)
     )
@@ -390,7 +391,7 @@ def _is_refused(host: str, port: int) -> bool:
     return False
 
 
-def _ranks(folder: Path) -> list[Rank]:
-    """The ranks in a dump of stacks, as `stacks.RankStacks` says."""
+def _ranks(folder: Path) -> list[Stacks]:
+    """The ranks in a dump of stacks."""
     nodes = [records.read(path) or {} for path in folder.glob("*.json")]
     return [rank for node in nodes for rank in node.get("ranks", ())]

@@ -29,8 +29,6 @@ _SHARE = 0.01
 """Of the time so far, after which the history gets a line: 750 of them in a week."""
 _NODES = 32
 """With more nodes each writes more seldom, to spare a shared file system."""
-
-
 _PACKAGES = ("torch", "numpy", "accelerate", "deepspeed", "lightning", "transformers")
 """Those whose version is told, where they are installed."""
 _LIBRARY = "libnvidia-ml.so.1"

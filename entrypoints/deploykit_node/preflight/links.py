@@ -115,8 +115,8 @@ class Server:
 
     async def stop(self, patience: float) -> None:
         """Finish the open replies within `patience` seconds, and stop listening."""
-        if self._open:
-            await asyncio.wait(self._open, timeout=patience)
+        if proved := self._open - self._unproved.keys():
+            await asyncio.wait(proved, timeout=patience)
         for server in self._servers:
             server.close()
 
