@@ -87,5 +87,5 @@ def without(env: dict[str, str]) -> dict[str, str]:
         env.pop("PYTHONPATH", None)
         if "DEPLOYKIT_PYTHONPATH" in env:
             env["PYTHONPATH"] = env["DEPLOYKIT_PYTHONPATH"]
-    ours = (*VARIABLES, "DEPLOYKIT_PYTHONPATH")
-    return {name: value for name, value in env.items() if name not in ours}
+    added = (*VARIABLES, "DEPLOYKIT_PYTHONPATH")
+    return {name: value for name, value in env.items() if name not in added}

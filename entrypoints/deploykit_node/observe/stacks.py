@@ -276,11 +276,11 @@ def _complaint(text: str) -> str:
 
 def _spy_threads(pid: int, listed: Any) -> list[Thread]:
     """What py-spy has printed, the main thread first."""
-    found = [it for it in listed if isinstance(it, dict)] if isinstance(listed, list) else []
-    if not found:
+    listed = [it for it in listed if isinstance(it, dict)] if isinstance(listed, list) else []
+    if not listed:
         raise NoStacks("py-spy: the process runs no Python code")
     threads = []
-    for thread in sorted(found, key=lambda it: it.get("os_thread_id") != pid):
+    for thread in sorted(listed, key=lambda it: it.get("os_thread_id") != pid):
         frames = [
             Frame(name=it["name"], file=it["filename"], line=it.get("line") or 0, source="")
             for it in thread["frames"]

@@ -339,14 +339,14 @@ class Meeting(NamedTuple):
 
 def _meeting(folder: Path) -> Meeting | None:
     """What the processes in a dump of this node wait for; None if any of them is elsewhere."""
-    found = [process for rank in _ranks(folder) for process in _programs(rank)]
-    if not found or not all(map(_waits, found)):
+    programs = [process for rank in _ranks(folder) for process in _programs(rank)]
+    if not programs or not all(map(_waits, programs)):
         return None
-    address = _address(found[0]["pid"])
+    address = _address(programs[0]["pid"])
     if address is None:
-        return Meeting(len(found))
+        return Meeting(len(programs))
     host, port = address
-    return Meeting(len(found), f"{host}:{port}", _is_refused(host, port))
+    return Meeting(len(programs), f"{host}:{port}", _is_refused(host, port))
 
 
 def _programs(rank: Stacks) -> Iterator[Stacks]:

@@ -145,13 +145,13 @@ class _Test:
         self._links = await links.test(self._peers, end)
         others = (self._peers.addresses[node] for node in self._peers.tested)
         route = interfaces.route_to_any(address for address in others if address)
-        found = {
+        own_report = {
             **health.facts(self._env, route),
             "links": {str(node): link for node, link in self._links.items()},
             "own": own,
             "health": await asyncio.to_thread(checking.record, end),
         }
-        return await self._agree("pairs", found) is not None and self._passed()
+        return await self._agree("pairs", own_report) is not None and self._passed()
 
     async def _groups(self) -> None:
         """Compare what PyTorch is on each node, form the group, and measure what it reaches."""
@@ -212,14 +212,14 @@ class _Test:
         self._store(part, 0, own_report)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(current.complete.wait(), self._left(part, 1))
-        found = findings.judge(part, self._peers, current.reports)
-        port = own_report.get("port") if current.complete.is_set() and not found else None
-        trial = None
+        judged = findings.judge(part, self._peers, current.reports)
+        ready = current.complete.is_set() and all("torch" in it for it in current.reports.values())
+        port, trial = own_report.get("port") if ready else None, None
         if part not in _PARTS or (part == "group" and self._may_bisect(current)):
-            trial, answer = self._bisection.after(not found)
-            self._kept = self._kept or found
-            found = [*self._kept, Finding(answer, fatal=True)] if answer else []
-        current.verdict = {"findings": found, "port": port, "trial": trial}
+            trial, answer = self._bisection.after(not judged)
+            self._kept = self._kept or judged
+            judged = [*self._kept, Finding(answer, fatal=True)] if answer else []
+        current.verdict = {"findings": judged, "port": port, "trial": trial}
         current.judged.set()
         return current.verdict
 

@@ -165,18 +165,18 @@ def _broken(peers: Peers, reports: Reports) -> Iterator[Finding]:
         of_node[source].append((source, node))
         if link["state"] in _STATES:
             broken[source, node] = link
-    said = set[tuple[int, int]]()
+    explained = set[tuple[int, int]]()
     for node in range(len(peers.hosts)):
         inward = {pair for pair in of_node[node] if pair[1] == node}
         outward = {pair for pair in of_node[node] if pair[0] == node}
         if inward <= broken.keys() and (len(inward) > 1 or (inward and node not in reports)):
             links = {source: broken[source, node] for source, _ in inward}
             yield _unreachable(peers, node, links, reported=node in reports)
-            said |= inward
+            explained |= inward
         elif outward <= broken.keys() and len(outward) > 1 and not inward <= broken.keys():
             yield _confined(peers, node, min(outward)[1], broken[min(outward)])
-            said |= outward
-    pairs = {pair: link for pair, link in broken.items() if pair not in said}
+            explained |= outward
+    pairs = {pair: link for pair, link in broken.items() if pair not in explained}
     for (source, node), link in sorted(pairs.items()):
         back = pairs.get((node, source))
         if back is None or source < node:
@@ -308,10 +308,10 @@ def _space(peers: Peers, node: int, record: Record) -> Iterator[Finding]:
             yield Finding(text + more, fatal=free < _LEAST.get(folder, _LEAST_ON_DISK))
 
 
-def _counts(peers: Peers, found: Mapping[int, Mapping[str, int]]) -> Iterator[Finding]:
+def _counts(peers: Peers, by_node: Mapping[int, Mapping[str, int]]) -> Iterator[Finding]:
     """Nodes that have fewer of something than most."""
-    for name in sorted({name for counts in found.values() for name in counts}):
-        counts = {node: of_node.get(name, 0) for node, of_node in found.items()}
+    for name in sorted({name for counts in by_node.values() for name in counts}):
+        counts = {node: of_node.get(name, 0) for node, of_node in by_node.items()}
         _, usual = max((many, count) for count, many in Counter(counts.values()).items())
         fewer: dict[int, list[int]] = defaultdict(list)
         for node, count in counts.items():
@@ -324,10 +324,10 @@ def _counts(peers: Peers, found: Mapping[int, Mapping[str, int]]) -> Iterator[Fi
             yield Finding(text, name == "GPUs", nodes[0] if len(nodes) == 1 else None)
 
 
-def _slow_devices(peers: Peers, found: Mapping[int, Mapping[str, float]]) -> Iterator[Finding]:
+def _slow_devices(peers: Peers, by_node: Mapping[int, Mapping[str, float]]) -> Iterator[Finding]:
     """Nodes one of whose devices computes far slower than the median, the slowest first."""
-    for name in sorted({name for of_node in found.values() for name in of_node}):
-        known = {node: of_node[name] for node, of_node in found.items() if name in of_node}
+    for name in sorted({name for of_node in by_node.values() for name in of_node}):
+        known = {node: of_node[name] for node, of_node in by_node.items() if name in of_node}
         median = statistics.median(known.values())
         for node, speed in sorted(known.items(), key=lambda item: item[1]):
             if len(known) >= _FEW and speed < _SLOW_DEVICE[name[:3]] * median:

@@ -27,24 +27,24 @@ _SLOW_CLOCK = 0.5
 """Share of the highest clock that an application may have set."""
 
 
-def check(found: Health) -> None:
+def check(record: Health) -> None:
     """Add what is wrong with the GPUs, and how many there are."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
         if health.DRIVER.exists():
-            found.skipped.append("GPUs (nvidia-ml-py is not installed)")
+            record.skipped.append("GPUs (nvidia-ml-py is not installed)")
         return
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
         if health.DRIVER.exists():
-            found.faults.append((f"NVIDIA's driver does not answer: {error}", True))
+            record.faults.append((f"NVIDIA's driver does not answer: {error}", True))
         return
     try:
-        found.counts["GPUs"] = count = nvml.nvmlDeviceGetCount()
+        record.counts["GPUs"] = count = nvml.nvmlDeviceGetCount()
         for index in range(count):
-            found.faults += _faults(nvml, index)
+            record.faults += _faults(nvml, index)
     finally:
         nvml.nvmlShutdown()
 

@@ -71,8 +71,8 @@ async def authenticate(
     """
     own = secrets.token_bytes(_RANDOM)
     writer.write(own)
-    theirs = await reader.readexactly(_RANDOM)
-    numbers = own + theirs if listening else theirs + own
+    other = await reader.readexactly(_RANDOM)
+    numbers = own + other if listening else other + own
     listens, connects = (hmac.digest(key, side + numbers, "sha256") for side in (b"L", b"C"))
     writer.write(listens if listening else connects)
     proof = await reader.readexactly(_RANDOM)
@@ -285,8 +285,8 @@ async def _greet(peers: Peers, node: int, deadline: float) -> Record:
             else:
                 seconds = time.time() - begun
                 clock = greeting["time"] - begun - seconds / 2
-                found = {"port": port, "bulk": greeting["bulk"]}
-                return {"state": "ok", **found, "seconds": seconds, "clock": clock}
+                link = {"state": "ok", "port": port, "bulk": greeting["bulk"]}
+                return {**link, "seconds": seconds, "clock": clock}
         await asyncio.sleep(min(_PAUSE, max(0.0, deadline - time.monotonic())))
     return last
 
