@@ -32,8 +32,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "entrypoints"))
 from deploykit_node import records
 from deploykit_node.cluster import Cluster
 from deploykit_node.network import gathering
-from deploykit_node.preflight import findings, wire
-from deploykit_node.preflight.messages import Seal
+from deploykit_node.preflight import findings, links
 from deploykit_node.preflight.peers import Peers
 from deploykit_node.records import STOPPED, NodeExit
 
@@ -165,7 +164,7 @@ def preflight(count: int) -> Preflight:
     """Let each of `count` nodes find all its links well, and judge what they report."""
     hosts = tuple(f"n{number}" for number in range(count))
     addresses = tuple(f"10.0.{number // 250}.{number % 250}" for number in range(count))
-    peers = [Peers("run.0", node, hosts, addresses, 20000, Seal(b"k")) for node in range(count)]
+    peers = [Peers(node, hosts, addresses, 20000, b"k") for node in range(count)]
     reports = {each.node: _report(each) for each in peers}
     transfers = sum("rate" in link for one in reports.values() for link in one["links"].values())
     began = time.process_time()
@@ -173,27 +172,26 @@ def preflight(count: int) -> Preflight:
         raise RuntimeError(found)
     seconds = time.process_time() - began
     told = sum(len(json.dumps(report)) for report in reports.values())
-    return Preflight(transfers, transfers / count * wire.BULK / 1e6, told / 1e6, seconds)
+    return Preflight(transfers, transfers / count * links.BULK / 1e6, told / 1e6, seconds)
 
 
 def _report(peers: Peers) -> dict[str, Any]:
     """The report of a healthy node."""
     usual = {"state": "ok", "clock": 0.00012, "seconds": 0.00123, "port": 20000, "bulk": 41234}
     rate = {"rate": 1234567890.12}
-    links = {str(n): usual | (rate if n != peers.only_greeted else {}) for n in peers.tested}
+    row = {str(n): usual | (rate if n != peers.only_greeted else {}) for n in peers.tested}
     address = peers.addresses[peers.node]
     return {
-        "hostname": peers.hosts[peers.node],
         "interface": "eth0",
         "address": address,
         "mtu": 1500,
         "line_rate": 12.5e9,
         "own": 2e9,
         "versions": {"driver": "570.86.15", "torch": "2.9.0", "NCCL": "2.27.5"},
-        "shm": [8 << 30, 8 << 30],
-        "disks": {"/out": [90 << 30, 99 << 30], "/tmp": [90 << 30, 99 << 30]},  # noqa: S108 - a name
-        "health": {"faults": [], "speeds": {"memory": 1e10}, "counts": {"GPUs": 8}, "skipped": []},
-        "links": links,
+        "shm": 8 << 30,
+        "disks": {"/out": 90 << 30, "/tmp": 90 << 30},  # noqa: S108 - a name
+        "health": {"faults": [], "counts": {"GPUs": 8}, "skipped": []},
+        "links": row,
     }
 
 

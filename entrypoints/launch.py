@@ -44,17 +44,17 @@ def main(argv: Sequence[str], environ: dict[str, str]) -> None:
 
         elastic.main(rest)
     elif program == "--preflight-ranks":
-        from deploykit_node.preflight import group_member
+        from deploykit_node.preflight import members
 
-        group_member.main(rest)
+        members.main(rest)
     elif program == "--keep-outputs":
         from deploykit_node import outputs
 
         outputs.keep(rest, environ)
     elif program == "--dump-stacks":
-        from deploykit_node.observe import dump
+        from deploykit_node.observe import stacks
 
-        dump.main(rest)
+        stacks.main(rest)
     elif program == "--enter":
         from deploykit_node.observe import enter
 

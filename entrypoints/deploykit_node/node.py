@@ -36,7 +36,7 @@ from deploykit_node.cluster import BadEnvironment
 from deploykit_node.command import Command
 from deploykit_node.environment import Environ
 from deploykit_node.network import addresses, gathering, interfaces, rendezvous
-from deploykit_node.observe import debugger, nsys, profile, stall, usage
+from deploykit_node.observe import hooks, nsys, stall, usage
 from deploykit_node.records import STOPPED, NodeExit
 from deploykit_node.restart import cap, membership
 from deploykit_node.restart.attempt import Attempt
@@ -100,7 +100,7 @@ def _run_torchrun(
     _check_torch()
     environment.prepare(env)
     nsys.check(env)
-    debugger.check(env)
+    hooks.check_debugger(env)
     if words.elastic:
         return membership.run(words, env, here, attempt, _run_group)
     return _run_group(words, env, here, attempt)
@@ -297,7 +297,7 @@ def run_rank(argv: Sequence[str], env: Environ) -> None:
     machine = this_rank.rank // this_rank.local_world_size
     with outputs.around(env, machine, this_rank.local_rank):
         rank.set_variables(env, this_rank)
-        program = profile.environment(env, this_rank.rank)
+        program = hooks.profiled(env, this_rank.rank)
         prefix, limit = f"[rank {this_rank.rank}]", cap.begin(env, this_rank.rank)
         child = relay.run(relay.command(words.program), program, prefix, limit)
     records.record_rank(env, this_rank, child.returncode, stopped=child.stopped)

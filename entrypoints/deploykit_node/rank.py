@@ -12,7 +12,7 @@ from pathlib import Path
 from deploykit_node import cluster, command, records, relay
 from deploykit_node.cluster import BadEnvironment
 from deploykit_node.environment import Environ
-from deploykit_node.observe import debugger, faults, processes, profile
+from deploykit_node.observe import hooks, processes
 from deploykit_node.records import STOPPED
 
 PLAIN = "DEPLOYKITPLAIN"
@@ -25,7 +25,7 @@ _OF_TORCHRUN = re.compile(
 def run(argv: Sequence[str], env: Environ) -> None:
     """Run the program below our own torchrun, whose node is prepared. Does not return."""
     words, this_rank = command.read(argv, env), find(env)
-    if profile.by_nsys(env):
+    if hooks.by_nsys(env):
         from deploykit_node.observe import nsys  # few jobs ask for it
 
         nsys.around(words.program, env, this_rank)
@@ -33,9 +33,7 @@ def run(argv: Sequence[str], env: Environ) -> None:
     env["TORCHELASTIC_RESTART_COUNT"] = env.pop("DEPLOYKIT_ROUND")
     records.register(env, Path(folder), this_rank.rank)
     set_variables(env, this_rank)
-    hooked, stacks = faults.environment(env, Path(folder), this_rank.rank)
-    hooked = profile.environment(hooked, this_rank.rank)
-    hooked = debugger.environment(hooked, this_rank.rank)
+    hooked, stacks = hooks.environment(env, Path(folder), this_rank.rank)
     process = relay.start(relay.command(words.program), _without_torchrun(hooked))
     processes.register(env, this_rank, process.pid, stacks=stacks)
     relay.hand_over(process, Path(folder), this_rank.rank)

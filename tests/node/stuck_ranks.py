@@ -14,8 +14,7 @@ import os
 import signal
 import sys
 
-from deploykit_node.preflight import rank_server
-from deploykit_node.preflight.messages import MARK
+from deploykit_node.preflight.group import MARK, serve
 
 if "STARTED" in os.environ:
     with open(os.environ["STARTED"], "a") as started:  # noqa: PTH123 - appended at once
@@ -48,4 +47,4 @@ def rank(request):
         say(backend="gloo" if gloo else "nccl", correct=True, seconds=0.1)
 
 
-rank_server.serve(int(sys.argv[3]), rank)
+serve(int(sys.argv[3]), rank)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deploykit_node.observe import faults
+from deploykit_node.observe import hooks
 
 LAUNCH = Path(__file__).parents[2] / "entrypoints/launch.py"
 
@@ -20,7 +20,7 @@ def beside(tmp_path):
     """A rank 3 that runs on this machine, and a function that runs a command beside it."""
     records = tmp_path / "exit_records"
     records.mkdir()
-    env, file = faults.environment({"PATH": os.environ["PATH"], "RANK": "3"}, tmp_path, 3)
+    env, file = hooks.environment({"PATH": os.environ["PATH"], "RANK": "3"}, tmp_path, 3)
     code = "import time; print(1, flush=True); time.sleep(600)"
     (tmp_path / "a folder").mkdir()
     process = subprocess.Popen(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -12,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from deploykit_node.preflight import findings, line_rate
-from deploykit_node.preflight.health import checks, fabric, gpus, judge, machine
-from deploykit_node.preflight.health.record import Health
+from deploykit_node.preflight import gpus, health
+from deploykit_node.preflight.health import Health
 from tests.node import netns
-from tests.node.test_node_preflight import HELLO, NODES, PLAN, emulated, told
+from tests.node.test_node_preflight import HELLO, NODES, emulated, judged, told
 
 FAKE = Path(__file__).parent / "fake_nvml"
 
@@ -37,44 +37,27 @@ def nvml(monkeypatch):
     sys.modules.pop("pynvml", None)
 
 
-GPU_FAULTS = {
-    "an uncorrectable error": (
-        {"1": {"nvmlDeviceGetTotalEccErrors": 2}},
-        "had 2 uncorrectable",
-        True,
-    ),
-    "a bad row": ({"1": {"nvmlDeviceGetRemappedRows": [0, 1, 0, 1]}}, "row remapping failed", True),
-    "a pending row": (
-        {"1": {"nvmlDeviceGetRemappedRows": [0, 1, 1, 0]}},
-        "waits for a reset",
-        True,
-    ),
-    "a replaced row": ({"1": {"nvmlDeviceGetRemappedRows": [0, 3, 0, 0]}}, "replaced 3 bad", False),
-    "no handle": ({"1": {"nvmlDeviceGetHandleByIndex": "lost"}}, "lost to the driver", True),
-    "lost later": ({"1": {"nvmlDeviceGetTemperature": "lost"}}, "lost to the driver", True),
-    "heat": ({"1": {"nvmlDeviceGetTemperature": 86}}, "86 °C before any work", False),
-    "slow by heat": (
-        {"1": {"nvmlDeviceGetCurrentClocksThrottleReasons": 0x40}},
-        "by its hardware, as it is too hot",
-        False,
-    ),
-    "slow by power": (
-        {"1": {"nvmlDeviceGetCurrentClocksThrottleReasons": 0x80}},
-        "the power supply's brake",
-        False,
-    ),
-    "a clock": ({"1": {"nvmlDeviceGetApplicationsClock": 345}}, "345 of 1980 MHz", False),
-    "PCIe": ({"1": {"nvmlDeviceGetCurrPcieLinkWidth": 4}}, "4 of 16 PCIe lanes", False),
-    "NVLink": ({"1": {"down": [3, 4]}}, "NVLink 3, 4 down", False),
-    "memory in use": ({"1": {"used": 70 << 30}}, "70.0 GiB in use before", False),
-    "ECC mode": ({"1": {"nvmlDeviceGetEccMode": [0, 1]}}, "changes its ECC mode", False),
-}
-
-
-@pytest.mark.parametrize("name", GPU_FAULTS)
-def test_a_fault_of_a_gpu_is_named(nvml, name):
-    faults, says, fatal = GPU_FAULTS[name]
-    found = nvml(faults)
+@pytest.mark.parametrize(
+    ("name", "value", "says", "fatal"),
+    [
+        ("nvmlDeviceGetTotalEccErrors", 2, "had 2 uncorrectable", True),
+        ("nvmlDeviceGetRemappedRows", [0, 1, 0, 1], "row remapping failed", True),
+        ("nvmlDeviceGetRemappedRows", [0, 1, 1, 0], "waits for a reset", True),
+        ("nvmlDeviceGetRemappedRows", [0, 3, 0, 0], "replaced 3 bad", False),
+        ("nvmlDeviceGetHandleByIndex", "lost", "lost to the driver", True),
+        ("nvmlDeviceGetTemperature", "lost", "lost to the driver", True),
+        ("nvmlDeviceGetTemperature", 86, "86 °C before any work", False),
+        ("nvmlDeviceGetCurrentClocksThrottleReasons", 0x40, "as it is too hot", False),
+        ("nvmlDeviceGetCurrentClocksThrottleReasons", 0x80, "power supply's brake", False),
+        ("nvmlDeviceGetApplicationsClock", 345, "345 of 1980 MHz", False),
+        ("nvmlDeviceGetCurrPcieLinkWidth", 4, "4 of 16 PCIe lanes", False),
+        ("down", [3, 4], "NVLink 3, 4 down", False),
+        ("used", 70 << 30, "70.0 GiB in use before", False),
+        ("nvmlDeviceGetEccMode", [0, 1], "changes its ECC mode", False),
+    ],
+)
+def test_a_fault_of_a_gpu_is_named(nvml, name, value, says, fatal):
+    found = nvml({"1": {name: value}})
     assert found.counts == {"GPUs": 8}
     ((text, is_fatal),) = found.faults
     assert text.startswith("GPU 1 ")
@@ -90,7 +73,7 @@ def test_healthy_gpus_have_no_faults(nvml):
 
 def test_a_driver_that_does_not_answer(nvml, monkeypatch, tmp_path):
     assert nvml({"init": "fails"}).faults == []  # a machine without GPUs
-    monkeypatch.setattr(gpus, "_DRIVER", tmp_path)
+    monkeypatch.setattr(health, "DRIVER", tmp_path)
     assert nvml({"init": "fails"}).faults == [
         ("NVIDIA's driver does not answer: Driver Not Loaded", True)
     ]
@@ -116,13 +99,13 @@ def device(root, name, state, **counters):
 
 
 def test_devices_that_are_down_or_count_errors(monkeypatch, tmp_path):
-    monkeypatch.setattr(fabric, "DEVICES", tmp_path)
+    monkeypatch.setattr(health, "DEVICES", tmp_path)
     device(tmp_path, "efa_0", "4: ACTIVE", rx_drops=3)
     device(tmp_path, "efa_1", "4: ACTIVE", rx_drops=70_000)
     device(tmp_path, "mlx5_0", "1: DOWN", symbol_error=0)
     device(tmp_path, "mlx5_1", "4: ACTIVE", symbol_error=123_456)
     found = Health()
-    fabric.check(found)
+    health.check_devices(found)
     assert [text for text, _ in found.faults] == [
         "efa_1 has counted 70000 dropped packets: check its cable and its switch",
         "InfiniBand device mlx5_0 is DOWN: check its cable, or restart the node",
@@ -135,19 +118,19 @@ def test_devices_that_are_down_or_count_errors(monkeypatch, tmp_path):
 
 
 def test_what_the_network_devices_of_a_node_carry(monkeypatch, tmp_path):
-    monkeypatch.setattr(fabric, "DEVICES", tmp_path / "infiniband")
-    monkeypatch.setattr(line_rate, "INTERFACES", tmp_path / "net")
-    assert line_rate.of_node(None) is None
-    assert line_rate.of_node("eth0") is None
+    monkeypatch.setattr(health, "DEVICES", tmp_path / "infiniband")
+    monkeypatch.setattr(health, "INTERFACES", tmp_path / "net")
+    assert health.line_rate(None) is None
+    assert health.line_rate("eth0") is None
     (tmp_path / "net/eth0").mkdir(parents=True)
     for speed, rate in (("25000", 3.125e9), ("-1", None), ("unknown", None)):
         (tmp_path / "net/eth0/speed").write_text(f"{speed}\n")
-        assert line_rate.of_node("eth0") == rate
+        assert health.line_rate("eth0") == rate
     for name, state in (("efa_0", "4: ACTIVE"), ("efa_1", "4: ACTIVE"), ("efa_2", "1: DOWN")):
         device(tmp_path / "infiniband", name, state, rate="100 Gb/sec (4X EDR)")
     for port in (tmp_path / "infiniband").glob("*/ports/1"):
         (port / "counters/rate").rename(port / "rate")
-    assert line_rate.of_node("eth0") == 25e9
+    assert health.line_rate("eth0") == 25e9
 
 
 KERNEL = {
@@ -169,9 +152,9 @@ def test_a_line_of_the_kernel_that_matters(monkeypatch, tmp_path, line):
     log.write_text(
         f"6,1,{now - int(4e9)},-;{line} long ago\n6,2,{now},-;{line}\n6,3,{now},-;{line}\n"
     )
-    monkeypatch.setattr(machine, "KERNEL_LOG", log)
+    monkeypatch.setattr(health, "KERNEL_LOG", log)
     found = Health()
-    machine.check_kernel_log(found)
+    health.check_kernel_log(found)
     texts = [text for text, fatal in found.faults if not fatal]
     assert len(texts) == (KERNEL[line] is not None)
     assert all(KERNEL[line] in text and "long ago" not in text for text in texts)
@@ -180,14 +163,14 @@ def test_a_line_of_the_kernel_that_matters(monkeypatch, tmp_path, line):
 def test_a_disk_that_is_full(tmp_path):
     netns.needed()
     script = (
-        f"mount -t tmpfs -o size=1m none {tmp_path} && exec {sys.executable} -c "
-        "'import json, sys; from deploykit_node.preflight.health import machine, record;"
-        'health = record.Health(); machine.check_disks(health, {"TMPDIR": sys.argv[1]}, 1);'
-        f"print(json.dumps(health.faults))' {tmp_path}"
+        f"mount -t tmpfs -o size=100k none {tmp_path} && exec {sys.executable} -c "
+        "'import json, sys; from deploykit_node.preflight import health; found = health.Health();"
+        'health.check_disks(found, {"DEPLOYKIT_OUTPUT_DIR": sys.argv[1]});'
+        f"print(json.dumps(found.faults))' {tmp_path}"
     )
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script],
-        env={"PYTHONPATH": str(Path(checks.__file__).parents[3])},
+        env={"PYTHONPATH": str(Path(health.__file__).parents[2])},
         capture_output=True,
         text=True,
         check=True,
@@ -197,55 +180,84 @@ def test_a_disk_that_is_full(tmp_path):
     ]
 
 
-def test_a_check_that_hangs_or_breaks_keeps_the_others(monkeypatch):
+def test_a_folder_that_takes_a_file_has_no_fault_and_keeps_none(tmp_path):
+    found = Health()
+    health.check_disks(found, {"TMPDIR": str(tmp_path), "DEPLOYKIT_OUTPUT_DIR": "s3://b/out"})
+    assert (found.faults, list(tmp_path.iterdir())) == ([], [])
+
+
+def test_a_check_that_hangs_or_breaks_keeps_the_others():
     free = threading.Event()
-    monkeypatch.setattr(gpus, "check", lambda _: 1 / 0)
-    monkeypatch.setattr(fabric, "check", lambda _: free.wait())
-    found = checks.Running({}, 1).record(time.monotonic() + 0.2)
+    checks = {"GPUs": lambda _: 1 / 0, "network devices": lambda _: free.wait()}
+    found = health.Running(checks).record(time.monotonic() + 0.2)
     free.set()
     assert found["faults"] == [
-        ["the check of its network devices has not ended: a driver or a disk that hangs?", False]
+        ("the check of its network devices has not ended: a driver or a disk that hangs?", False)
     ]
     assert found["skipped"] == ["GPUs (ZeroDivisionError('division by zero'))"]
 
 
-def test_this_machine_has_a_speed(tmp_path):
-    found = checks.Running({"TMPDIR": str(tmp_path)}, 1).record(time.monotonic() + 250)
-    assert {"memory", f"disk {tmp_path}"} <= set(found["speeds"])
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize(
+    ("node", "fatal", "warning"),
+    [
+        ({}, [], []),
+        ({"counts": {"GPUs": 7}}, ["node 2 (c, 10.0.0.2): 7 GPUs, where most nodes have 8"], []),
+        ({"faults": [["GPU 3 is lost", True]]}, ["node 2 (c, 10.0.0.2): GPU 3 is lost"], []),
+        ({"faults": [["GPU 3 is hot", False]]}, [], ["node 2 (c, 10.0.0.2): GPU 3 is hot"]),
+    ],
+)
+def test_a_node_differs_from_the_others(node, fatal, warning):
+    rows = told()
+    for number in NODES:
+        rows[number]["health"]["counts"] = {"GPUs": 8}
+    rows[2]["health"] |= node
+    assert judged(rows) == [fatal, warning]
 
 
-def rows(**healths):
-    """What four nodes report, with the health of some, such as ``n2={"counts": {"GPUs": 7}}``."""
-    found = told()
-    usual = {"faults": [], "counts": {"GPUs": 8}, "speeds": {"memory": 1e10}, "skipped": []}
-    for node in NODES:
-        found[node]["health"] = {**usual, **healths.get(f"n{node}", {})}
-    return found
+@pytest.mark.parametrize(
+    ("code", "faults", "skipped"),
+    [
+        (0, [], []),
+        (226, [False], []),
+        (205, [True], []),
+        (255, [], ["DCGM (exit code 255 of dcgmi)"]),
+        ("hangs", [], ["DCGM (no result in 0 s)"]),
+    ],
+)
+def test_the_exit_code_of_dcgm_counts(tmp_path, monkeypatch, code, faults, skipped):
+    """226 and 205 are those of a failed test and of a GPU that has to be isolated."""
+    program = tmp_path / "dcgmi"
+    end = "sleep 60" if code == "hangs" else f"exit {code}"
+    program.write_text(f'#!/bin/sh\n[ "$*" = "diag --run 1" ] || exit 9\n{end}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    if code == "hangs":
+        monkeypatch.setattr(health, "_DCGM_SECONDS", 0.3)
+    found = Health()
+    health.check_dcgm(found)
+    assert ([fatal for _, fatal in found.faults], found.skipped) == (faults, skipped)
 
 
-def test_a_node_differs_from_the_others():
-    assert findings.judge_pairs(PLAN, rows()) == []
-    (found,) = findings.judge_pairs(PLAN, rows(n2={"counts": {"GPUs": 7}}))
-    assert found == ("node 2 (c, 10.0.0.2): 7 GPUs, where most nodes have 8", True)
-    (found,) = findings.judge_pairs(PLAN, rows(n2={"speeds": {"memory": 1e9}}))
-    assert found.text.startswith("node 2 (c, 10.0.0.2): memory reaches 10% of the median")
-    assert not found.fatal
-    (found,) = findings.judge_pairs(PLAN, rows(n1={"faults": [["GPU 3 is lost", True]]}))
-    assert found == ("node 1 (b, 10.0.0.1): GPU 3 is lost", True)
-
-
-def test_a_gpu_that_multiplies_slowly_or_wrongly():
-    speeds = {node: {"GPU 5, multiplying": 6e14} for node in NODES[:3]}
-    speeds[3] = {"GPU 5, multiplying": 4e14}
-    ((text, fatal),) = judge.slow(PLAN, speeds)
-    assert text.startswith("node 3 (d, 10.0.0.3): GPU 5, multiplying reaches 67% of the median of")
-    assert not fatal
-    well = {"torch": "2.9.0", "NCCL": None, "backend": "gloo", "port": 1, "speeds": {}}
-    reports = {node: {**well, "correct": node != 2} for node in NODES}
-    (found,) = findings.judge_versions(PLAN, reports)
-    assert found.fatal
-    assert found.text.startswith("node 2 (c, 10.0.0.2) multiplies matrices wrongly")
+@pytest.mark.parametrize(
+    ("own", "files", "count"),
+    [
+        ("0::/a/b\n", {"a/b/cpu.max": "max 1", "a/cpu.max": "15 10", "cpu.max": "9 1"}, 2),
+        *(("0::/\n", {"cpu.max": text}, 99) for text in ("", "max 100000", "x y", "5", "1 0")),
+        ("4:memory:/x\n", {}, 99),
+    ],
+)
+def test_the_smallest_limit_of_processors_counts(tmp_path, monkeypatch, own, files, count):
+    (tmp_path / "own").write_text(own)
+    for name, text in files.items():
+        path = tmp_path / "groups" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    monkeypatch.setattr(health, "OWN_CPU_GROUP", tmp_path / "own")
+    monkeypatch.setattr(health, "CPU_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(99)))
+    found = Health()
+    health.check_processors(found)
+    assert found.counts == {"CPUs": count}
 
 
 @pytest.mark.slow

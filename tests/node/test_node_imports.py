@@ -18,7 +18,7 @@ FILES = {
 PACKAGE = f"{node_plane.FOLDER}/deploykit_node"
 ALLOWED = {
     f"{PACKAGE}/environment.py": {"boto3", "botocore"},
-    f"{PACKAGE}/preflight/group_member.py": {"torch"},
+    f"{PACKAGE}/preflight/members.py": {"torch"},
     f"{PACKAGE}/network/elastic.py": {"torch"},
     f"{PACKAGE}/observe/debug_server.py": {"debugpy"},  # in the Python of the job
     f"{PACKAGE}/observe/torch_profile.py": {"torch"},

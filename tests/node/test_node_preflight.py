@@ -15,8 +15,7 @@ from deploykit.cli import main as cli
 from deploykit.cli.diagnose import CAUSE_FOUND
 from deploykit_node.cluster import BadEnvironment, Cluster
 from deploykit_node.network import rendezvous
-from deploykit_node.preflight import coordinator, findings, peers, report
-from deploykit_node.preflight.messages import Seal
+from deploykit_node.preflight import coordinator, findings, peers
 from deploykit_node.preflight.peers import Peers
 
 HELLO = 'print("trained")\n'
@@ -73,7 +72,7 @@ def test_idle_connections_of_a_stranger_do_not_stop_the_job(bundle):
 
         first, second = emulated(bundle, between=connect)
     assert (first.code, second.code) == (0, 0), first.log + second.log
-    assert "no node of this job signed" in first.log
+    assert "connections from outside this job" in first.log
 
 
 def test_different_versions_stop_the_job_on_every_node(bundle, tmp_path):
@@ -117,104 +116,119 @@ def test_nodes_of_one_machine_have_an_address_each():
     plan = peers.of_cluster(here, rendezvous.below_launcher({}, here, "127.0.0.1", 20000, b"key"))
     assert plan.addresses[:2] == ("127.0.0.1", "127.0.0.2")
     assert len(set(plan.addresses)) == 300
-    assert plan.others[0] == 2
-    assert len(plan.others) == 299
 
 
 # what follows: sentences about four nodes
 
 OK = {"state": "ok", "rate": 1e9, "clock": 0.0, "seconds": 0.001, "port": 20000, "bulk": 40000}
 NODES = range(4)
-PLAN = Peers(
-    "run.0", 0, tuple("abcd"), tuple(f"10.0.0.{node}" for node in NODES), 20000, Seal(b"k")
-)
+FACTS = {
+    "interface": "eth0",
+    "mtu": 1500,
+    "versions": {"driver": "570.1", "torch": "2.9.0", "NCCL": "2.27.5"},
+    "shm": 8 << 30,
+    "disks": {"/out": 90 << 30},
+    "own": 2e9,
+    "health": {"faults": [], "counts": {}, "skipped": []},
+}
+WELL = {
+    "torch": "2.9.0",
+    "NCCL": "2.27.5",
+    "backend": "nccl",
+    "port": 1,
+    "correct": True,
+    "speeds": {"GPU 0, multiplying": 6e14},
+}
+GROUP = {"backend": "nccl", "correct": True, "seconds": 0.3}
+LATE = {"rank": 3, "ended": False, "seconds": 20.0, "output": []}
+DROPPED = {"state": "dropped"}
 
 
-MULTIPLIED = {"correct": True, "speeds": {"GPU 0, multiplying": 6e14}}
+def nodes(count):
+    names = tuple("abcdefghijklmnopqrst"[:count])
+    return Peers(0, names, tuple(f"10.0.0.{node}" for node in range(count)), 20000, b"k")
+
+
+PLAN = nodes(4)
 
 
 def told(**links):
     """What four healthy nodes report, except for links such as ``l12={"state": "dropped"}``."""
-    facts = {
-        "interface": "eth0",
-        "mtu": 1500,
-        "versions": {"driver": "570.1", "torch": "2.9.0", "NCCL": "2.27.5"},
-        "shm": [8 << 30, 8 << 30],
-        "disks": {"/out": [90 << 30, 99 << 30]},
-        "health": {"faults": [], "speeds": {}, "counts": {}, "skipped": []},
-    }
     found = {}
     for node in NODES:
         row = {str(n): {**OK, **links.get(f"l{node}{n}", {})} for n in NODES if n != node}
-        found[node] = {**copy.deepcopy(facts), "address": f"10.0.0.{node}", "links": row}
+        found[node] = {**copy.deepcopy(FACTS), "address": f"10.0.0.{node}", "links": row}
     return found
 
 
-def fatal(rows):
-    found = findings.judge_pairs(PLAN, rows)
-    return [finding.text for finding in found if finding.fatal]
+def judged(rows, part="pairs"):
+    """The fatal sentences, and the warnings."""
+    found = findings.judge(part, PLAN, rows)
+    return [[one.text for one in found if one.fatal == fatal] for fatal in (True, False)]
 
 
 def test_healthy_nodes_have_no_findings():
-    assert findings.judge_pairs(PLAN, told()) == []
+    assert judged(told()) == [[], []]
+    assert judged(dict.fromkeys(NODES, WELL), "versions") == [[], []]
+    assert judged(dict.fromkeys(NODES, GROUP), "group") == [[], []]
 
 
-def test_a_node_that_reports_but_cannot_be_reached_blocks_the_others():
-    dropped = {"state": "dropped"}
-    found = fatal(told(l02=dropped, l12=dropped, l32=dropped))
-    assert len(found) == 1
-    assert found[0].startswith("node 2 (c, 10.0.0.2) cannot be reached: each of the other nodes")
-    assert found[0].endswith("so its inbound rules block the others")
+@pytest.mark.parametrize(
+    ("links", "begins", "ends"),
+    [
+        (
+            "02 12 32",
+            "cannot be reached: each of the other nodes",
+            "inbound rules block the others",
+        ),
+        ("20 21 23", "cannot connect to any other node, while others reach it: node 2 gets no", ""),
+    ],
+)
+def test_a_node_that_is_cut_off_in_one_direction_is_one_finding(links, begins, ends):
+    ((found,), _) = judged(told(**{f"l{link}": DROPPED for link in links.split()}))
+    assert found.startswith(f"node 2 (c, 10.0.0.2) {begins}")
+    assert found.endswith(ends)
 
 
 def test_a_node_that_was_reached_and_sends_no_report():
     rows = told()
     del rows[3]
-    (found,) = fatal(rows)
+    ((found,), _) = judged(rows)
     assert found.startswith("node 3 (d, 10.0.0.3) sent no report in time: its own connections to")
 
 
 def test_several_findings_are_all_reported():
-    rows = told(l12={"state": "unknown"}, l30={"state": "other", "answered": 1})
-    rows[2]["disks"]["/out"][0] = 5 << 20
+    rows = told(l12={"state": "unknown"}, l30={"state": "other"})
+    rows[2]["disks"]["/out"] = 5 << 20
     rows[1]["versions"] = {**rows[1]["versions"], "NCCL": None}
-    found = fatal(rows)
-    assert len(found) == 4
-    assert found[0].startswith(
-        "node 1 (b, 10.0.0.1) to node 2 (c, 10.0.0.2): node 1 cannot resolve"
-    )
-    assert found[1].startswith("node 3 (d, 10.0.0.3) to node 0 (a, 10.0.0.0): node 3 finds another")
-    assert found[2] == (
+    first, second, third, fourth = judged(rows)[0]
+    assert first.startswith("node 1 (b, 10.0.0.1) to node 2 (c, 10.0.0.2): node 1 cannot resolve")
+    assert second.startswith("node 3 (d, 10.0.0.3) to node 0 (a, 10.0.0.0): node 3 finds another")
+    assert third == (
         "NCCL is not the same on all nodes: 2.27.5 on node 0, 2, 3; none on node 1. "
         "Correct node 1 (b, 10.0.0.1)"
     )
-    assert found[3] == "/out of node 2 (c, 10.0.0.2) has only 5 MiB free"
+    assert fourth == "/out of node 2 (c, 10.0.0.2) has only 5 MiB free"
 
 
 def test_a_broken_switch_does_not_fill_the_log():
-    dropped = {"state": "dropped"}
-    plan = Peers(
-        "run.0", 0, tuple("abcdefgh"), tuple(f"10.0.0.{n}" for n in range(8)), 20000, PLAN.seal
-    )
-    facts = told()[0]
     rows = {}
     for node in range(8):
-        links = {str(n): dropped if n // 4 != node // 4 else OK for n in range(8) if n != node}
-        rows[node] = {**facts, "links": links}
-    found = findings.judge("pairs", plan, rows)
-    assert len(found) == 16
-    rows[0]["links"]["1"] = dropped
-    assert findings.judge("pairs", plan, rows)[16:] == [("and 1 more", True)]
+        links = {str(n): DROPPED if n // 4 != node // 4 else OK for n in range(8) if n != node}
+        rows[node] = {**FACTS, "links": links}
+    assert len(findings.judge("pairs", nodes(8), rows)) == 16
+    rows[0]["links"]["1"] = DROPPED
+    assert findings.judge("pairs", nodes(8), rows)[16:] == [("and 1 more", True, None)]
 
 
 def test_what_may_still_work_is_a_warning():
-    rows = told(l02={"clock": -400.0}, l13={"state": "slow", "rate": 9e6})
+    rows = told(l02={"clock": -400.0})
     for row in rows.values():
         row["links"] = {n: {**link, "rate": link["rate"] / 40} for n, link in row["links"].items()}
-    rows[1]["links"]["3"]["rate"] = 9e6
-    rows[0]["shm"][0] = 60 << 20
-    texts = [text for text, fatal in findings.judge_pairs(PLAN, rows) if not fatal]
-    assert fatal(rows) == []
+    rows[1]["links"]["3"] |= {"state": "slow", "rate": 9e6}
+    rows[0]["shm"] = 60 << 20
+    fatal, texts = judged(rows)
+    assert fatal == []
     assert [text[:40] for text in texts] == [
         "node 1 (b, 10.0.0.1) to node 3 (d, 10.0.",
         "the clock of node 2 (c, 10.0.0.2) is 400",
@@ -222,43 +236,58 @@ def test_what_may_still_work_is_a_warning():
     ]
 
 
-def test_a_group_that_fails_names_the_rank_that_ended():
-    well = {"backend": "nccl", "correct": True, "seconds": 0.3}
-    late = {"rank": 0, "ended": False, "seconds": 20.0, "output": []}
-    dead = {"rank": 1, "ended": True, "seconds": 20.0, "output": ["NCCL WARN no socket"]}
-    (found,) = findings.judge_group(PLAN, {0: late, 1: dead, 2: well, 3: late})
-    assert (
-        "the process group failed on node 1 (b, 10.0.0.1), rank 1: NCCL WARN no socket"
-        in found.text
-    )
-    assert findings.judge_group(PLAN, dict.fromkeys(NODES, well)) == []
-
-
-def test_slow_storage_stops_nothing_and_a_broken_pytorch_does():
-    well = {"torch": "2.9.0", "NCCL": "2.27.5", "backend": "nccl", "port": 1, **MULTIPLIED}
-    late = {"rank": 3, "ended": False, "seconds": 20.0, "output": []}
-    broken = {"rank": 2, "ended": True, "seconds": 20.0, "output": ["OSError: libcudart.so.12"]}
-    found = findings.judge_versions(PLAN, {0: well, 1: well, 2: broken, 3: late})
-    assert [finding.fatal for finding in found] == [True, False]
-    assert "node 2 (c, 10.0.0.2): OSError: libcudart.so.12" in found[0].text
-    assert "node 3 (d, 10.0.0.3) did not import PyTorch in 20 s" in found[1].text
-
-
-def test_a_node_without_its_gpus_is_found_before_the_group_hangs():
-    well = {"torch": "2.9.0", "NCCL": "2.27.5", "backend": "nccl", "port": 1, **MULTIPLIED}
-    rows = {**dict.fromkeys(NODES, well), 2: {**well, "NCCL": None, "backend": "gloo"}}
-    texts = [finding.text for finding in findings.judge_versions(PLAN, rows)]
-    assert texts[1].startswith(
-        "backend is not the same on all nodes: nccl on node 0, 1, 3; gloo on"
-    )
+@pytest.mark.parametrize(
+    ("part", "rows", "fatal", "warning"),
+    [
+        (
+            "group",
+            {0: LATE, 1: LATE | {"rank": 1, "ended": True, "output": ["WARN no socket"]}, 2: GROUP},
+            "the process group failed on node 1 (b, 10.0.0.1), rank 1: WARN no socket",
+            "",
+        ),
+        (
+            "versions",
+            {2: LATE | {"ended": True, "output": ["OSError: libcudart.so.12"]}, 3: LATE},
+            "node 2 (c, 10.0.0.2): OSError: libcudart.so.12",
+            "node 3 (d, 10.0.0.3) did not import PyTorch in 20 s",
+        ),
+        (
+            "versions",
+            {2: WELL | {"backend": "gloo"}},
+            "backend is not the same on all nodes: nccl on node 0, 1, 3; gloo on",
+            "",
+        ),
+        (
+            "versions",
+            {2: WELL | {"correct": False}},
+            "node 2 (c, 10.0.0.2) multiplies matrices wrongly",
+            "",
+        ),
+        (
+            "versions",
+            {3: WELL | {"speeds": {"GPU 0, multiplying": 4e14}}},
+            "",
+            "node 3 (d, 10.0.0.3): GPU 0, multiplying reaches 67% of the median of the nodes",
+        ),
+        ("bandwidth", {2: LATE}, "", "the bandwidth of all_reduce was not measured in time"),
+    ],
+    ids=["a rank", "a broken PyTorch", "no GPUs", "wrong product", "slow GPU", "late"],
+)
+def test_the_parts_after_the_links(part, rows, fatal, warning):
+    usual = {"group": GROUP, "versions": WELL, "bandwidth": {}}[part]
+    for found, says in zip(
+        judged({**dict.fromkeys(NODES, usual), **rows}, part), (fatal, warning), strict=True
+    ):
+        assert len(found) == bool(says)
+        assert says in "".join(found)
 
 
 def test_many_nodes_get_no_matrix():
     count = 40
-    plan = Peers("run.0", 0, ("n",) * count, ("10.0.0.1",) * count, 20000, PLAN.seal)
+    plan = Peers(0, ("n",) * count, ("10.0.0.1",) * count, 20000, b"k")
     rows = {node: {**told()[0], "links": {}} for node in range(count)}
-    rows[7]["links"]["9"] = {"state": "dropped"}
-    lines = report.lines(plan, {"pairs": rows, "group": {}}, [], 2.0)
+    rows[7]["links"]["9"] = DROPPED
+    lines = findings.lines(plan, {"pairs": rows, "group": {}}, [], 2.0)
     assert len(lines) == count + 2
     assert lines[-2] == "7 to 9: dropped"
 
@@ -272,26 +301,16 @@ def test_many_nodes_get_no_matrix():
         ({"state": "stalled"}, "net_blocked"),
         ({"state": "refused"}, "net_unreachable"),
         ({"state": "closed"}, "net_unreachable"),
+        ("NCCL", "nccl_version_mismatch"),
+        ("driver", "lib_incompatible"),
     ],
 )
 def test_diagnose_knows_the_findings(link, cause, tmp_path, capsys):
-    (found,) = fatal(told(l12=link))
-    assert diagnosed(found, tmp_path, capsys) == cause
-
-
-@pytest.mark.parametrize(
-    ("name", "cause"), [("NCCL", "nccl_version_mismatch"), ("driver", "lib_incompatible")]
-)
-def test_diagnose_knows_different_versions(name, cause, tmp_path, capsys):
-    rows = told()
-    rows[2]["versions"][name] = "1"
-    (found,) = fatal(rows)
-    assert diagnosed(found, tmp_path, capsys) == cause
-
-
-def diagnosed(text, tmp_path, capsys):
-    """The first cause that `diagnose` gives for a log that holds the sentence."""
-    line = f"2026-11-21T17:22:52.123Z [node 0] preflight: FAILED: {text}"
+    rows = told() if isinstance(link, str) else told(l12=link)
+    if isinstance(link, str):
+        rows[2]["versions"][link] = "1"
+    ((found,), _) = judged(rows)
+    line = f"2026-11-21T17:22:52.123Z [node 0] preflight: FAILED: {found}"
     (tmp_path / "a.log").write_text(f"{line}\n")
     assert cli.main(["diagnose", str(tmp_path / "a.log"), "--json"]) == CAUSE_FOUND
-    return json.loads(capsys.readouterr().out)["causes"][0]["cause"]
+    assert json.loads(capsys.readouterr().out)["causes"][0]["cause"] == cause

@@ -2,44 +2,32 @@
 
 from __future__ import annotations
 
-import errno
 import json
 
 import pytest
 
-from deploykit_node.preflight import findings, messages, pairwise
-from deploykit_node.preflight.messages import Seal
+from deploykit_node.preflight import findings, links
 from deploykit_node.preflight.peers import Peers
+from tests.node.test_node_preflight import FACTS, OK
 
 MANY = 1000
-FACTS = {
-    "hostname": "n",
-    "interface": "eth0",
-    "address": "10.0.0.1",
-    "mtu": 1500,
-    "versions": {"driver": "570.1", "torch": "2.9.0", "NCCL": "2.27.5"},
-    "shm": [8 << 30, 8 << 30],
-    "disks": {"/out": [90 << 30, 99 << 30]},
-    "own": 2e9,
-    "health": {"faults": [], "speeds": {}, "counts": {}, "skipped": []},
-}
 
 
 def plan(node, count=MANY):
     hosts = tuple(f"n{number}" for number in range(count))
     places = tuple(f"10.0.{number // 250}.{number % 250}" for number in range(count))
-    return Peers("run.0", node, hosts, places, 20000, Seal(b"k"))
+    return Peers(node, hosts, places, 20000, b"k")
 
 
 def reports(link, count=MANY, without=()):
     """What the nodes report where `link` gives what differs of a source's link to a node."""
-    usual = {"state": "ok", "clock": 0.0, "seconds": 0.001, "port": 20000, "bulk": 40000}
     found = {}
     for node in set(range(count)) - set(without):
         this = plan(node, count)
-        rate = {n: {} if n == this.only_greeted else {"rate": 1e9} for n in this.tested}
-        links = {str(n): {**usual, **rate[n], **link(node, n)} for n in this.tested}
-        found[node] = {**FACTS, "links": links}
+        row = {str(n): {**OK, **link(node, n)} for n in this.tested}
+        if this.only_greeted is not None:
+            del row[str(this.only_greeted)]["rate"]
+        found[node] = {**FACTS, "links": row}
     return found
 
 
@@ -55,23 +43,17 @@ def judged(rows, count=MANY):
 def test_each_node_tests_about_log_n_others_and_every_link_both_ways():
     rows = reports(lambda *_: {})
     assert max(len(row["links"]) for row in rows.values()) == 19
-    links = {(source, int(node)) for source, row in rows.items() for node in row["links"]}
-    assert all((node, source) in links for source, node in links if node)
-    received = [sum(node == n for _, node in links) for n in (1, 500, 999)]
+    tested = {(source, int(node)) for source, row in rows.items() for node in row["links"]}
+    assert all((node, source) in tested for source, node in tested if node)
+    received = [sum(node == n for _, node in tested) for n in (1, 500, 999)]
     assert max(received) <= 19
     assert judged(rows) == []
-    for report in (rows[0], rows[333]):
-        text = json.dumps(report)
-        assert len(text) < 4000
-        messages._REPORTS["pairs"](json.loads(text))
+    assert max(len(json.dumps(rows[node])) for node in (0, 333)) < 4000
 
 
 def test_all_pairs_of_few_nodes_are_tested():
     assert all(len(plan(node, 32).tested) == 31 for node in range(32))
     assert plan(5, 32).only_greeted is None
-
-
-RACK = range(120, 160)
 
 
 @pytest.mark.slow
@@ -84,24 +66,12 @@ RACK = range(120, 160)
             blocked(lambda s, _: s == 77),
             [],
             "node 77 (n77, 10.0.0.77) cannot con",
-            "check the outbound",
+            "Check its outbound",
         ),
         (blocked(lambda s, n: (s, n) == (77, 78)), [], "node 77 (n77, 10.0.0.77) to node 78", ""),
-        (
-            blocked(lambda s, n: (s in RACK) != (n in RACK)),
-            [],
-            "nodes 120 to 159, from node 120 (n120, 10.0.0.120) on, and the other nodes do not",
-            "a switch",
-        ),
-        (
-            blocked(lambda s, n: s not in RACK and n in RACK),
-            [],
-            "nodes 120 to 159, from node 120 (n120, 10.0.0.120) on, cannot be reached by",
-            "the packets are dropped",
-        ),
         (blocked(lambda _, n: n == 0), [], "node 0 (n0, 10.0.0.0) cannot be reached", "1 to 999"),
     ],
-    ids=["dead", "inbound", "outbound", "direction", "rack", "rack inbound", "first"],
+    ids=["dead", "inbound", "outbound", "direction", "first"],
 )
 def test_one_fault_among_a_thousand_nodes_is_one_finding(link, without, begins, says):
     (found,) = judged(reports(link, without=without))
@@ -119,7 +89,7 @@ def test_a_slow_node_is_found_by_its_median_and_a_busy_one_stops_nothing():
     rows = reports(slow(2e6, lambda s, n: 77 in (s, n)))
     (found,) = judged(rows)
     assert found.fatal
-    assert found.text.startswith("node 77 (n77, 10.0.0.77) is slow, 2.0 MB/s in the median of its")
+    assert found.text.startswith("node 77 (n77, 10.0.0.77) is slow, 2.0 MB/s on its best link")
     rows[77]["own"] = 6e6
     (found,) = judged(rows)
     assert not found.fatal
@@ -140,14 +110,6 @@ def test_a_slow_link_between_two_good_nodes():
     assert found.text.startswith("node 77 (n77, 10.0.0.77) to node 79 (n79, 10.0.0.79) is slow")
 
 
-def test_too_many_open_files_is_no_fault_of_the_network():
-    rows = reports(lambda s, n: {"state": "files"} if s == 5 and n > 5 else {})
-    (found,) = judged(rows)
-    assert not found.fatal
-    assert "node 5 (n5, 10.0.0.5) has too many files open (EMFILE), so its links to 1" in found.text
-    assert pairwise._state(OSError(errno.EMFILE, "Too many open files")) == "files"
-
-
 def test_clocks_are_known_of_nodes_that_the_first_one_does_not_test():
     rows = reports(
         lambda s, n: {"clock": -60.0} if s == 777 else {"clock": 60.0} if n == 777 else {}
@@ -163,4 +125,4 @@ def test_clocks_are_known_of_nodes_that_the_first_one_does_not_test():
 )
 def test_waits_for_a_processor_are_taken_off_where_a_link_looks_slow(seconds, waited, rate):
     """Otherwise one link of a busy machine seems fifty times as fast, and sets what is usual."""
-    assert pairwise.rate_of(1_000_000, seconds, waited) == pytest.approx(rate)
+    assert links.rate_of(1_000_000, seconds, waited) == pytest.approx(rate)

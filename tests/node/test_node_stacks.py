@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from deploykit_node import cluster, records
-from deploykit_node.observe import dump, faults, processes, spy
+from deploykit_node.observe import hooks, processes, stacks
 from deploykit_node.observe.stacks import NoStacks, with_sources
 
 SPY = shutil.which("py-spy", path=Path(sys.executable).parent)
@@ -62,7 +62,7 @@ def start(tmp_path):
     def begin(text, *, hook=True, first="ready", **more):
         script = tmp_path / "é train.py"
         script.write_text(textwrap.dedent(text), encoding="utf-8")
-        env, file = faults.environment({**os.environ, **more}, tmp_path, 0)
+        env, file = hooks.environment({**os.environ, **more}, tmp_path, 0)
         argv = [sys.executable, script]
         child = subprocess.Popen(
             argv, env=env if hook else None, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -82,6 +82,14 @@ def start(tmp_path):
 
 def stuck_in(threads):
     return [frame["name"] for frame in threads[0]["frames"]]
+
+
+@pytest.fixture
+def stuck(start):
+    """A program that waits for a lock, and the file for its stacks."""
+    child, file = start(STUCK)
+    wait_for(lambda: "step_é" in stuck_in(stacks.by_signal(child.pid, file)))
+    return child, file
 
 
 @pytest.fixture(params=["3.10", "this"])
@@ -105,7 +113,7 @@ def test_the_program_sees_no_trace_of_the_hook(own, custom, tmp_path, python):
             ).stdout
         )
 
-    hooked, file = faults.environment(env, tmp_path, 0)
+    hooked, file = hooks.environment(env, tmp_path, 0)
     assert seen(hooked) == seen(env)
     assert int(file.read_text()) >= 100
 
@@ -120,11 +128,11 @@ def test_a_broken_sitecustomize_is_reported_as_without_the_hook(custom, tmp_path
         done = subprocess.run(argv, env=env, check=False, capture_output=True, text=True)
         return done.returncode, done.stdout, done.stderr
 
-    assert errors(faults.environment(env, tmp_path, 0)[0]) == errors(env)
+    assert errors(hooks.environment(env, tmp_path, 0)[0]) == errors(env)
 
 
 def test_a_folder_that_is_gone_does_not_stop_the_program(tmp_path):
-    env, _ = faults.environment(os.environ, tmp_path, 0)
+    env, _ = hooks.environment(os.environ, tmp_path, 0)
     env["DEPLOYKIT_STACK_FILE"] = str(tmp_path / "gone" / "file")
     done = subprocess.run(
         [sys.executable, "-c", "print('ran')"], env=env, check=True, capture_output=True
@@ -144,10 +152,9 @@ def test_children_of_the_program_have_no_hook(start):
     assert child.wait() == 0
 
 
-def test_a_program_writes_its_own_stacks_while_it_hangs(start):
-    child, file = start(STUCK)
-    wait_for(lambda: "step_é" in stuck_in(faults.take(child.pid, file)))
-    main, other = with_sources(faults.take(child.pid, file))
+def test_a_program_writes_its_own_stacks_while_it_hangs(stuck):
+    child, file = stuck
+    main, other = with_sources(stacks.by_signal(child.pid, file))
     assert main["name"] == "MainThread"
     assert [(frame["name"], frame["source"]) for frame in main["frames"]] == [
         ("step_é", "with lock:"),
@@ -159,39 +166,32 @@ def test_a_program_writes_its_own_stacks_while_it_hangs(start):
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("hook", "change"),
     [
-        "signal.signal(signal.SIGURG, signal.SIG_DFL)",
-        "os.closerange(3, 500)",
-        "os.closerange(3, 500); [os.open('/dev/null', os.O_RDWR) for _ in range(200)]",
+        (False, "pass"),
+        (True, "signal.signal(signal.SIGURG, signal.SIG_DFL)"),
+        (True, "os.closerange(3, 500)"),
+        (True, "os.closerange(3, 500); [os.open('/dev/null', os.O_RDWR) for _ in range(200)]"),
     ],
 )
-def test_a_program_that_has_dropped_the_hook_gets_no_signal(change, start):
+def test_a_program_without_the_hook_gets_no_signal(hook, change, start):
     program = f"import os, signal, time; {change}; print('ready', flush=True); time.sleep(600)"
-    child, file = start(program)
-    before = file.read_bytes()
+    child, file = start(program, hook=hook)
+    before = file.read_bytes() if hook else None
     with pytest.raises(NoStacks, match="handler of SIGURG"):
-        faults.take(child.pid, file)
-    assert file.read_bytes() == before
+        stacks.by_signal(child.pid, file)
+    assert not hook or file.read_bytes() == before
     assert child.poll() is None
 
 
-def test_a_program_without_the_hook_gets_no_signal(start, tmp_path):
-    child, file = start("print('ready', flush=True); import time; time.sleep(600)", hook=False)
-    with pytest.raises(NoStacks, match="handler of SIGURG"):
-        faults.take(child.pid, file)
-    assert child.poll() is None
-
-
-def test_a_stopped_program_cannot_write_but_can_be_read(start, monkeypatch):
-    monkeypatch.setattr(faults, "_PATIENCE", 0.2)
-    child, file = start(STUCK)
-    wait_for(lambda: "step_é" in stuck_in(faults.take(child.pid, file)))
+def test_a_stopped_program_cannot_write_but_can_be_read(stuck, monkeypatch):
+    monkeypatch.setattr(stacks, "_PATIENCE", 0.2)
+    child, file = stuck
     child.send_signal(signal.SIGSTOP)
     wait_for(lambda: processes.stat(child.pid).state == "T")
     with pytest.raises(NoStacks, match="within"):
-        faults.take(child.pid, file)
-    assert stuck_in(spy.take(SPY, child.pid, "T"))[0] == "step_é"
+        stacks.by_signal(child.pid, file)
+    assert stuck_in(stacks.by_spy(SPY, child.pid, "T"))[0] == "step_é"
     assert processes.stat(child.pid).state == "T"
     child.send_signal(signal.SIGCONT)
     wait_for(lambda: file.read_bytes().count(b"most recent call first") >= 4)
@@ -199,10 +199,9 @@ def test_a_stopped_program_cannot_write_but_can_be_read(start, monkeypatch):
 
 
 @pytest.mark.parametrize("native", [False, True])
-def test_py_spy_names_the_main_thread_first(start, native):
-    child, file = start(STUCK)
-    wait_for(lambda: "step_é" in stuck_in(faults.take(child.pid, file)))
-    main, other = with_sources(spy.take(SPY, child.pid, "S", native=native))
+def test_py_spy_names_the_main_thread_first(stuck, native):
+    child, _ = stuck
+    main, other = with_sources(stacks.by_spy(SPY, child.pid, "S", native=native))
     frames = {frame["name"]: frame["source"] for frame in main["frames"]}
     assert (main["name"], frames["step_é"]) == ("MainThread", "with lock:")
     assert "worker" in {frame["name"] for frame in other["frames"]}
@@ -213,9 +212,9 @@ def test_py_spys_complaint_is_one_line(start):
     sleeper = subprocess.Popen(["sleep", "600"])
     try:
         with pytest.raises(NoStacks, match=r"^py-spy: [^\n]+$"):
-            spy.take(SPY, sleeper.pid, "S")
+            stacks.by_spy(SPY, sleeper.pid, "S")
         with pytest.raises(NoStacks, match="cannot be started"):
-            spy.take("/nowhere/py-spy", sleeper.pid, "S")
+            stacks.by_spy("/nowhere/py-spy", sleeper.pid, "S")
     finally:
         sleeper.kill()
         sleeper.wait()
@@ -227,7 +226,7 @@ def test_an_answer_that_is_not_py_spys_is_no_stack(tmp_path):
         fake.write_text(f"#!/bin/sh\necho '{text}'\n")
         fake.chmod(0o700)
         with pytest.raises(NoStacks, match="no Python code"):
-            spy.take(str(fake), 1, "S")
+            stacks.by_spy(str(fake), 1, "S")
 
 
 def record(env, rank, child, file):
@@ -244,15 +243,14 @@ needs_namespaces = pytest.mark.skipif(
 
 
 @needs_namespaces
-def test_a_program_that_py_spy_may_not_read_writes_its_stacks_itself(start, tmp_path):
-    child, file = start(STUCK)
-    wait_for(lambda: "step_é" in stuck_in(faults.take(child.pid, file)))
+def test_a_program_that_py_spy_may_not_read_writes_its_stacks_itself(stuck, tmp_path):
+    child, file = stuck
     env = {"DEPLOYKIT_RUN_DIR": str(tmp_path / "run")}
     record(env, 0, child, file)
     refused = tmp_path / "py-spy"
     refused.write_text(f'#!/bin/sh\nexec {" ".join(REFUSED)} {SPY} "$@"\n')
     refused.chmod(0o700)
-    dump.write(env, tmp_path / "dump", dump.Options(str(refused)))
+    stacks.write(env, tmp_path / "dump", stacks.Options(str(refused)))
     (only,) = records.read(tmp_path / "dump" / f"{os.uname().nodename}.json")["ranks"]
     assert only["tool"] == "faulthandler"
     assert only["problem"].startswith("py-spy may not read the program (kernel.yama.ptrace_scope")
@@ -265,7 +263,7 @@ def test_a_program_that_nothing_may_look_at_is_named_with_the_reasons(start, tmp
     child, file = start(STUCK)
     run = tmp_path / "run"
     record({"DEPLOYKIT_RUN_DIR": str(run)}, 0, child, file)
-    launch = Path(dump.__file__).parents[2] / "launch.py"
+    launch = Path(stacks.__file__).parents[2] / "launch.py"
     argv = [sys.executable, launch, "--dump-stacks", run, tmp_path / "dump", f"--py-spy={SPY}"]
     subprocess.run([*REFUSED, *argv], check=True)
     (only,) = records.read(tmp_path / "dump" / f"{os.uname().nodename}.json")["ranks"]
@@ -275,9 +273,8 @@ def test_a_program_that_nothing_may_look_at_is_named_with_the_reasons(start, tmp
     assert child.poll() is None
 
 
-def test_a_node_writes_one_file_with_all_its_ranks(start, tmp_path):
-    child, file = start(STUCK)
-    wait_for(lambda: "step_é" in stuck_in(faults.take(child.pid, file)))
+def test_a_node_writes_one_file_with_all_its_ranks(stuck, tmp_path):
+    child, file = stuck
     run = tmp_path / "run"
     env = {"DEPLOYKIT_RUN_DIR": str(run)}
     record(env, 0, child, file)
@@ -286,8 +283,8 @@ def test_a_node_writes_one_file_with_all_its_ranks(start, tmp_path):
     records.write(run / "exit_records/process-1.json", {**old, "started": old["started"] - 1})
     records.write(run / "exit_records/process-2.json", {**old, "host": "other"})
     host = os.uname().nodename
-    for options, tool in ((dump.Options(SPY), "py-spy"), (dump.Options(None), "faulthandler")):
-        dump.write(env, tmp_path / tool, options)
+    for options, tool in ((stacks.Options(SPY), "py-spy"), (stacks.Options(None), "faulthandler")):
+        stacks.write(env, tmp_path / tool, options)
         node = records.read(tmp_path / tool / f"{host}.json")
         (only,) = node["ranks"]
         assert (node["host"], node["world_size"]) == (host, 2)
@@ -324,7 +321,7 @@ def test_the_workers_of_a_rank_are_read_too(start, tmp_path):
     )
     env = {"DEPLOYKIT_RUN_DIR": str(tmp_path / "run")}
     record(env, 0, child, file)
-    dump.write(env, tmp_path / "dump", dump.Options(SPY))
+    stacks.write(env, tmp_path / "dump", stacks.Options(SPY))
     node = records.read(tmp_path / "dump" / f"{os.uname().nodename}.json")
     (worker,) = node["ranks"][0]["children"]
     assert worker["threads"][0]["frames"][0]["name"] == "load"
@@ -352,9 +349,9 @@ Current thread 0x00007f2 [python] (most recent call first):
 Current thread's C stack trace (most recent call first):
   Binary file "/lib/libc.so.6", at killpg+0x10 [0x1]
 """
-    threads = list(faults.parse(text))
+    threads = list(stacks.parse(text))
     assert [len(thread["frames"]) for thread in threads] == [2, 2]
-    assert faults._main_first(threads)[0]["frames"][0] == {
+    assert stacks._main_first(threads)[0]["frames"][0] == {
         "name": "f",
         "file": "/a/bé.py",
         "line": 5,

@@ -12,7 +12,7 @@ import pytest
 
 from deploykit_node import cluster, records
 from deploykit_node.cluster import BadEnvironment
-from deploykit_node.observe import faults, processes, stall
+from deploykit_node.observe import hooks, processes, stall
 
 RELAY = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, *sys.argv[1:]]))"
 SLEEPS = "import time\nwhile True:\n    time.sleep(900)\n"
@@ -40,7 +40,7 @@ class Node:
         self.said = []
         script = tmp_path / "train.py"
         script.write_text(program)
-        hooked, file = faults.environment(self.env, tmp_path, 0)
+        hooked, file = hooks.environment(self.env, tmp_path, 0)
         self.relay = subprocess.Popen([sys.executable, "-c", RELAY, script], env=hooked)
         records.write(self.ranks / "rank-0.pid", {"pid": self.relay.pid})
         (self.pid,) = wait_for(lambda: processes.children(self.relay.pid))

@@ -11,7 +11,7 @@ import pytest
 
 from deploykit.observe import usage as read
 from deploykit_node import records
-from deploykit_node.observe import nvml, usage
+from deploykit_node.observe import usage
 from tests.node.test_node_stall import ALONE, SLEEPS, SPINS, Node, wait_for
 from tests.programs import needs
 
@@ -136,7 +136,7 @@ def test_gpus_are_those_that_the_ranks_see(tmp_path, visible, percents):
     library = tmp_path / "libnvml.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, tmp_path / "nvml.c"], check=True)
     env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    devices = nvml.Devices(env, str(library))
+    devices = usage.Devices(env, str(library))
     found = [devices.read(position) for position in range(len(percents))]
     assert [gpu and gpu.percent for gpu in found] == percents
     assert all(gpu is None or (gpu.used, gpu.size) == (3 << 30, 80 << 30) for gpu in found)
@@ -146,5 +146,5 @@ def test_gpus_are_those_that_the_ranks_see(tmp_path, visible, percents):
 
 
 def test_without_nvml_there_are_no_gpus():
-    devices = nvml.Devices({}, "libno-such-library.so")
+    devices = usage.Devices({}, "libno-such-library.so")
     assert (devices.read(0), devices.names(), devices.driver()) == (None, [], "")

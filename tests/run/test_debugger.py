@@ -13,7 +13,7 @@ import pytest
 
 from deploykit.cli import main as cli
 from deploykit_node.cluster import BadEnvironment
-from deploykit_node.observe import debugger
+from deploykit_node.observe import hooks
 from tests.debug_client import Editor
 from tests.ports import free_port
 
@@ -127,8 +127,8 @@ def test_a_debugger_that_could_not_connect_is_refused(project, capsys, backend, 
 
 
 def test_a_node_without_debugpy_says_so(monkeypatch):
-    debugger.check({"DEPLOYKIT_DEBUGGER": "0"})
+    hooks.check_debugger({"DEPLOYKIT_DEBUGGER": "0"})
     monkeypatch.setitem(sys.modules, "debugpy", None)  # as where it is not installed
-    debugger.check({})
+    hooks.check_debugger({})
     with pytest.raises(BadEnvironment, match="debugpy is not installed"):
-        debugger.check({"DEPLOYKIT_DEBUGGER": "0"})
+        hooks.check_debugger({"DEPLOYKIT_DEBUGGER": "0"})

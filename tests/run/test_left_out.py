@@ -132,7 +132,7 @@ def test_only_what_is_about_one_node_blames_it():
     rows = told(l02=dropped, l12=dropped, l32=dropped, l01=dropped)
     rows[3]["health"]["faults"] = [["GPU 0 is lost", True], ["GPU 1 is hot", False]]
     rows[1]["versions"] = {**rows[1]["versions"], "NCCL": None}
-    fatal = [one.text for one in findings.judge_pairs(PLAN, rows) if one.fatal]
+    fatal = [one for one in findings.judge_pairs(PLAN, rows) if one.fatal]
     assert len(fatal) == 4
     blamed = findings.blamed(PLAN, fatal)
     assert blamed["d"] == "node 3 (d, 10.0.0.3): GPU 0 is lost"

@@ -11,29 +11,32 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
-from deploykit_node import cluster
+from deploykit_node import cluster, records
 from deploykit_node.cluster import Environ
-from deploykit_node.observe import debugger, faults, processes
+from deploykit_node.observe import hooks, processes
 
 _UNAVAILABLE = 69
 """EX_UNAVAILABLE of sysexits.h."""
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 """What shells exit with: https://pubs.opengroup.org/onlinepubs/9799919799/utilities/V3_chap02.html"""
-_OURS = (*faults.VARIABLES, "DEPLOYKIT_PYTHONPATH")
-"""What the launcher adds for its hook (faults.py)."""
-_DEBUGGER = ["--debugger"]
+_PATIENCE = 600.0
+"""Seconds from the start of the program's process until it can wait: Python on a slow disk."""
+_TICK = 0.1
+_SIZE = b"Content-Length:"
 
 
 def main(argv: Sequence[str], environ: Environ) -> NoReturn:
     """Become the command."""
     folder, number, _, *command = argv
-    here = processes.here({**environ, "DEPLOYKIT_RUN_DIR": folder})
-    record = here.get(int(number))
+    record = processes.here({**environ, "DEPLOYKIT_RUN_DIR": folder}).get(int(number))
     try:
         if record is None:
             raise ProcessLookupError
@@ -41,12 +44,20 @@ def main(argv: Sequence[str], environ: Environ) -> NoReturn:
     except (OSError, ValueError):
         name = cluster.host_name(environ)
         _fail(_UNAVAILABLE, f"rank {number} does not run on {name} any more")
-    if command == _DEBUGGER:
-        debugger.relay(env)
+    if command == ["--debugger"]:
+        _relay(env)
         sys.exit(0)
     if "TERM" in environ:
         env["TERM"] = environ["TERM"]
-    _become(command or _shell(env), env, cwd)
+    own = env.get("SHELL", "")
+    command = command or [own if shutil.which(own) else shutil.which("bash") or "/bin/sh", "-i"]
+    try:
+        os.chdir(cwd)
+        os.execvpe(command[0], command, env)  # noqa: S606 - no shell is the point
+    except FileNotFoundError:
+        _fail(_NOT_FOUND, f"{command[0]}: not found on this node")
+    except OSError as error:
+        _fail(_NOT_EXECUTABLE, f"{command[0]}: {error.strerror}")
 
 
 def _of_process(pid: int) -> tuple[dict[str, str], str]:
@@ -56,34 +67,54 @@ def _of_process(pid: int) -> tuple[dict[str, str], str]:
     """
     entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     pairs = (os.fsdecode(entry).partition("=") for entry in entries if b"=" in entry)
-    env = _without_hook({name: value for name, _, value in pairs})
+    env = hooks.without({name: value for name, _, value in pairs})
     return env, str(Path(f"/proc/{pid}/cwd").readlink())
-
-
-def _without_hook(env: dict[str, str]) -> dict[str, str]:
-    """The environment as it was before the launcher added its hook."""
-    if any(name in env for name in faults.VARIABLES):
-        own = env.get("DEPLOYKIT_PYTHONPATH")
-        env.pop("PYTHONPATH", None)
-        env |= {} if own is None else {"PYTHONPATH": own}
-    return {name: value for name, value in env.items() if name not in _OURS}
-
-
-def _shell(env: Environ) -> list[str]:
-    own = env.get("SHELL", "")
-    return [own if shutil.which(own) else shutil.which("bash") or "/bin/sh", "-i"]
-
-
-def _become(command: Sequence[str], env: dict[str, str], cwd: str) -> NoReturn:
-    try:
-        os.chdir(cwd)
-        os.execvpe(command[0], list(command), env)  # noqa: S606 - no shell is the point
-    except FileNotFoundError:
-        _fail(_NOT_FOUND, f"{command[0]}: not found on this node")
-    except OSError as error:
-        _fail(_NOT_EXECUTABLE, f"{command[0]}: {error.strerror}")
 
 
 def _fail(code: int, text: str) -> NoReturn:
     print(f"deploykit: {text}", file=sys.stderr, flush=True)
     sys.exit(code)
+
+
+def _relay(env: Environ) -> None:
+    """Connect standard input and output to the debugger of this node's rank, until one ends.
+
+    The program waits for it in `debug_server.py`, at a port that only this machine has. Each answer
+    gets a line feed at its end, since srun passes on whole lines only. An answer is a header with
+    its size, and JSON: https://microsoft.github.io/debug-adapter-protocol/overview
+    """
+    with _connected(Path(env["DEPLOYKIT_RUN_DIR"], records.FOLDER, hooks.DEBUGGER)) as peer:
+        threading.Thread(target=_send, args=(peer,), daemon=True).start()
+        answers = peer.makefile("rb")
+        while size := _size(answers):
+            body = answers.read(size) + b"\n"
+            sys.stdout.buffer.write(b"%s %d\r\n\r\n%s" % (_SIZE, len(body), body))
+            sys.stdout.buffer.flush()
+
+
+def _connected(file: Path) -> socket.socket:
+    """A connection to the debugger, as soon as the program waits for it."""
+    end = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            port = (records.read(file) or {})["port"]
+            return socket.create_connection(("127.0.0.1", port))
+        except (KeyError, OSError):
+            if time.monotonic() > end:
+                raise
+            time.sleep(_TICK)
+
+
+def _size(answers: BinaryIO) -> int:
+    """The size in the next header; 0 at the end."""
+    size = 0
+    while line := answers.readline().strip():
+        if line.startswith(_SIZE):
+            size = int(line.removeprefix(_SIZE))
+    return size
+
+
+def _send(peer: socket.socket) -> None:
+    while piece := os.read(0, 1 << 16):
+        peer.sendall(piece)
+    peer.shutdown(socket.SHUT_WR)

@@ -24,7 +24,7 @@ from pathlib import Path
 from deploykit_node import LAUNCH, cluster, log, records, relay, signals
 from deploykit_node.cluster import BadEnvironment
 from deploykit_node.environment import Environ
-from deploykit_node.observe import processes, profile
+from deploykit_node.observe import hooks, processes
 
 BELOW = "DEPLOYKIT_BELOW_NSYS"
 """Variable of a rank below nsys: the process id of the one above."""
@@ -48,7 +48,7 @@ def check(env: Mapping[str, str], *, launcher: str = "") -> None:
 
     `launcher` is the one above, where that is not deploykit's.
     """
-    if not profile.by_nsys(env):
+    if not hooks.by_nsys(env):
         return
     other = "choose torch:FIRST:LAST, which PyTorch's own profiler records"
     if launcher:
@@ -72,7 +72,7 @@ def around(program: Sequence[str], env: Environ, rank: cluster.Rank) -> None:
     It also returns where the rank has its report, of an earlier attempt, and where none can be
     kept. Raises BadEnvironment if nsys cannot be started.
     """
-    file = profile.file(env, f"rank-{rank.rank}{profile.REPORT}")
+    file = hooks.profile(env, f"rank-{rank.rank}{hooks.REPORT}")
     if BELOW in env:
         _settle(env)
     elif file is not None and not file.exists():

@@ -10,22 +10,26 @@ the stacks, until there is progress again.
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 import math
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from deploykit_node import LAUNCH, cluster, records
 from deploykit_node.cluster import BadEnvironment, Environ
 from deploykit_node.log import now
-from deploykit_node.observe import meeting, processes
-from deploykit_node.observe.look import Look
+from deploykit_node.observe import processes, stacks
+from deploykit_node.observe.stacks import NoStacks
 from deploykit_node.records import StallRecord
 
 MINIMUM = 300.0
@@ -47,6 +51,17 @@ _WRITTEN = 1 << 20
 """Bytes that are a sign of progress, as of a checkpoint."""
 _PATIENCE = 60.0
 """Seconds for taking stacks."""
+_BUSY = 0.05
+"""Share of a core above which a process computes."""
+_WAITING_IN = ("/torch/distributed/",)
+"""Files in whose functions a process waits, although it may use a core: NCCL spins."""
+_CALL, _FILE = "_create_c10d_store", "/torch/distributed/rendezvous.py"
+_HELPERS = "/multiprocessing/resource_tracker.py"
+_CONNECT = 3.0
+"""Seconds for a connection to the address where processes wait."""
+
+Stacks = dict[str, Any]
+"""A rank or a process in a dump of stacks, as `observe.stacks` writes them."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +189,7 @@ class Watch:
         elif self._dump.poll() is not None or moment - self._begun > _PATIENCE:
             self._dump.kill()
             self._dump, self._asked = None, self._asked + 1
-            if waiting := meeting.find(self._look_folder):
+            if waiting := _meeting(self._look_folder):
                 self._stall(moment - self._last, waiting)
 
     def _examine(self, moment: float) -> None:
@@ -195,7 +210,7 @@ class Watch:
         quiet = moment - self._last
         computes = self._looks[1].computes_since(self._looks[0])
         if not computes or quiet > COMPUTING * self.limit:
-            self._stall(quiet, meeting.find(self._look_folder))
+            self._stall(quiet, _meeting(self._look_folder))
 
     def _begin_dump(self) -> None:
         """Have the stacks taken by another process, so that signals are still delivered."""
@@ -214,7 +229,7 @@ class Watch:
     def _look_folder(self) -> Path:
         return self._folder / f"look-{self._count}"
 
-    def _stall(self, quiet: float, waiting: meeting.Meeting | None = None) -> None:
+    def _stall(self, quiet: float, waiting: Meeting | None = None) -> None:
         """Record the stall, keep the stacks, and say so."""
         self._stalled = True
         action, name, kept = self._settings.action, "", ""
@@ -271,3 +286,112 @@ class Watch:
         """The processes of this node's ranks."""
         relays = records.living(self._folder).values()
         return [pid for relay in relays for pid in processes.children(relay)]
+
+
+@dataclass(frozen=True)
+class Look:
+    """The stacks in a folder, and the CPU time of each process until then, in seconds."""
+
+    moment: float
+    folder: Path
+    cpu: dict[int, float]
+
+    def computes_since(self, before: Look) -> bool:
+        """Whether any rank, or a process of it, has computed since the look before.
+
+        On a machine with too few cores it may only have been ready to.
+        """
+        seconds = max(self.moment - before.moment, 0.1)
+        seen: dict[int, Stacks] = {}
+        for rank in _ranks(self.folder):
+            seen |= {it["pid"]: it for it in (rank["process"], *rank["children"])}
+        busy = {
+            pid for pid, cpu in self.cpu.items() if cpu - before.cpu.get(pid, cpu) > _BUSY * seconds
+        }
+        busy |= {pid for pid, one in seen.items() if one["state"] == "R"}
+        return any(not _communicates(seen.get(pid)) for pid in busy)
+
+
+def _communicates(process: Stacks | None) -> bool:
+    """Whether the innermost Python call is one that waits for other ranks."""
+    if not process or not process["threads"]:
+        return False
+    calls = [frame["file"] for frame in process["threads"][0]["frames"]]
+    return any(part in file for file in calls[:1] for part in _WAITING_IN)
+
+
+class Meeting(NamedTuple):
+    """How many processes wait; `address` is ``HOST:PORT`` where that could be read."""
+
+    number: int
+    address: str = ""
+    refused: bool = False
+    """Whether nobody listens there."""
+
+    def __str__(self) -> str:
+        who = f"{self.number} of {self.number} processes wait"
+        if not self.address:
+            return f"{who} in init_process_group"
+        if self.refused:
+            return f"{who} to connect to {self.address}, where nobody listens"
+        return f"{who} for others at {self.address}"
+
+
+def _meeting(folder: Path) -> Meeting | None:
+    """What the processes in a dump of this node wait for; None if any of them is elsewhere."""
+    programs = [process for rank in _ranks(folder) for process in _programs(rank)]
+    if not programs or not all(map(_waits, programs)):
+        return None
+    address = _address(programs[0]["pid"])
+    if address is None:
+        return Meeting(len(programs))
+    host, port = address
+    return Meeting(len(programs), f"{host}:{port}", _is_refused(host, port))
+
+
+def _programs(rank: Stacks) -> Iterator[Stacks]:
+    """The process of a rank, or those that it has started and waits for."""
+    started = [one for one in rank["children"] if _frames(one) and not _helps(one)]
+    yield from started if any(map(_waits, started)) else [rank["process"]]
+
+
+def _frames(process: Stacks) -> list[Stacks]:
+    threads = process["threads"]
+    return threads[0]["frames"] if threads else []
+
+
+def _helps(process: Stacks) -> bool:
+    return any(_HELPERS in frame["file"] for frame in _frames(process))
+
+
+def _waits(process: Stacks) -> bool:
+    return any(
+        frame["name"] == _CALL and frame["file"].endswith(_FILE) for frame in _frames(process)
+    )
+
+
+def _address(pid: int) -> tuple[str, int] | None:
+    """The host and port that a process was given, if py-spy can read them."""
+    program = stacks.spy_program()
+    if program is None:
+        return None
+    try:
+        values = stacks.local_variables(program, pid, _CALL)
+        host, port = json.loads(values["hostname"]), int(values["port"])
+    except (NoStacks, LookupError, TypeError, ValueError):
+        return None
+    return (host, port) if isinstance(host, str) and 0 < port < 1 << 16 else None
+
+
+def _is_refused(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), _CONNECT).close()
+    except OSError as error:
+        return error.errno == errno.ECONNREFUSED
+    return False
+
+
+def _ranks(folder: Path) -> list[Stacks]:
+    """The ranks in a dump of stacks."""
+    nodes = [records.read(path) or {} for path in folder.glob("*.json")]
+    return [rank for node in nodes for rank in node.get("ranks", ())]

@@ -6,17 +6,20 @@ Read from outside: the programs notice nothing.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import importlib.metadata
 import json
 import os
+import sys
 import time
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from deploykit_node import cluster, records
 from deploykit_node.cluster import Environ
 from deploykit_node.log import now
-from deploykit_node.observe import nvml, processes
-from deploykit_node.records import RankUsage, UsageRecord
+from deploykit_node.observe import processes
+from deploykit_node.records import RankUsage, SoftwareRecord, UsageRecord
 
 Number = TypeVar("Number", int, float)
 
@@ -26,6 +29,12 @@ _SHARE = 0.01
 """Of the time so far, after which the history gets a line: 750 of them in a week."""
 _NODES = 32
 """With more nodes each writes more seldom, to spare a shared file system."""
+_PACKAGES = ("torch", "numpy", "accelerate", "deepspeed", "lightning", "transformers")
+"""Those whose version is told, where they are installed."""
+_LIBRARY = "libnvidia-ml.so.1"
+_OK = 0
+_NAME = 96
+"""Bytes of a name (NVML_DEVICE_NAME_V2_BUFFER_SIZE); that of a version is shorter."""
 
 
 class Recorder:
@@ -39,7 +48,7 @@ class Recorder:
         self._due = 0.0
         self._cpu: dict[int, tuple[float, dict[int, float]]] = {}
         """By rank: when it was looked at, and the CPU seconds of its processes until then."""
-        self._devices = nvml.Devices(env)
+        self._devices = Devices(env)
         self._software = self._file.with_name("software.json") if here.number == 0 else None
 
     def look(self) -> None:
@@ -55,10 +64,8 @@ class Recorder:
     def _tell_software(self) -> None:
         """Write once what this node runs; by now the ranks have started, and do not wait for it."""
         if self._software is not None:
-            from deploykit_node.observe import software
-
             file, self._software = self._software, None
-            records.write(file, software.of(self._devices))
+            records.write(file, software(self._devices))
 
     def _record(self) -> UsageRecord:
         relays = records.living(self._folder)
@@ -136,3 +143,100 @@ def _resident(pid: int) -> int | None:
     except OSError:
         return None
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def software(devices: Devices) -> SoftwareRecord:
+    """Versions of this Python and its packages, and the GPUs that the ranks see."""
+    versions = {"Python": sys.version.split()[0], os.uname().sysname: os.uname().release}
+    versions |= {name: version for name in _PACKAGES if (version := _version(name))}
+    return {"versions": versions, "gpus": devices.names(), "driver": devices.driver()}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except Exception:  # noqa: BLE001 - what is broken there is no reason to end a run
+        return None
+
+
+class _Utilization(ctypes.Structure):
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
+
+
+class Gpu(NamedTuple):
+    """A GPU now: percent of the time in which a kernel ran, bytes of memory in use and in all."""
+
+    percent: int
+    used: int
+    size: int
+
+
+class Devices:
+    """The GPUs that ranks of this node see, in the order of ``CUDA_VISIBLE_DEVICES``."""
+
+    def __init__(self, env: Environ, library: str = _LIBRARY) -> None:
+        self._handles: list[ctypes.c_void_p] = []
+        with contextlib.suppress(OSError, AttributeError):  # no driver, or a very old one
+            self._library = ctypes.CDLL(library)
+            if self._library.nvmlInit_v2() == _OK:
+                self._handles = _visible(self._library, env.get("CUDA_VISIBLE_DEVICES"))
+
+    def read(self, position: int) -> Gpu | None:
+        """The GPU at a position, which is a rank's local rank; None where there is none."""
+        if position >= len(self._handles):
+            return None
+        rates, memory, handle = _Utilization(), _Memory(), self._handles[position]
+        codes = (
+            self._library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(rates)),
+            self._library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)),
+        )
+        return Gpu(rates.gpu, memory.used, memory.total) if codes == (_OK, _OK) else None
+
+    def names(self) -> list[str]:
+        """What each GPU is called, such as ``NVIDIA H100 80GB HBM3``."""
+        name = ctypes.create_string_buffer(_NAME)
+        return [
+            name.value.decode(errors="replace")
+            for handle in self._handles
+            if self._library.nvmlDeviceGetName(handle, name, ctypes.c_uint(_NAME)) == _OK
+        ]
+
+    def driver(self) -> str:
+        """The version of the driver; empty without GPUs."""
+        text = ctypes.create_string_buffer(_NAME)
+        if self._handles:
+            self._library.nvmlSystemGetDriverVersion(text, ctypes.c_uint(_NAME))
+        return text.value.decode(errors="replace")
+
+
+def _visible(library: ctypes.CDLL, visible: str | None) -> list[ctypes.c_void_p]:
+    """The devices; as for CUDA, those that follow an unknown one do not count."""
+    if visible is None:
+        count = ctypes.c_uint()
+        library.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        visible = ",".join(map(str, range(count.value)))
+    handles = []
+    for name in filter(None, visible.split(",")):
+        handle = _handle(library, name.strip())
+        if handle is None:
+            break
+        handles.append(handle)
+    return handles
+
+
+def _handle(library: ctypes.CDLL, name: str) -> ctypes.c_void_p | None:
+    """The device of an index, or of a UUID."""
+    handle = ctypes.c_void_p()
+    if name.isdecimal():
+        code = library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(int(name)), ctypes.byref(handle))
+    else:
+        code = library.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle))
+    return handle if code == _OK else None

@@ -11,28 +11,17 @@ import asyncio
 import contextlib
 import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from deploykit_node import log, records
 from deploykit_node.cluster import BadEnvironment, Cluster, Environ
 from deploykit_node.network import interfaces
 from deploykit_node.network.rendezvous import Rendezvous
-from deploykit_node.preflight import (
-    bandwidth,
-    bisection,
-    messages,
-    node_facts,
-    pairwise,
-    peers,
-    report,
-)
-from deploykit_node.preflight.findings import Finding, blamed, judge, without_verdict
-from deploykit_node.preflight.health import checks
-from deploykit_node.preflight.messages import Record
-from deploykit_node.preflight.peers import Peers
-from deploykit_node.preflight.process_group import Ranks
-from deploykit_node.preflight.server import Server
+from deploykit_node.preflight import findings, gpus, group, health, links, peers, speeds
+from deploykit_node.preflight.group import Ranks
+from deploykit_node.preflight.peers import Finding, Peers, Record
 
 VARIABLE = "DEPLOYKIT_PREFLIGHT"
 """Seconds for the whole test."""
@@ -67,7 +56,7 @@ def run(here: Cluster, meeting: Rendezvous, env: Environ, processes: int) -> Non
 
     Raises BadEnvironment if the job would fail or hang.
     """
-    test(peers.of_cluster(here, meeting), env, processes, lambda text: log.say(here.number, text))
+    test(peers.of_cluster(here, meeting), env, processes, partial(log.say, here.number))
 
 
 def test(nodes: Peers, env: Environ, processes: int, say: Callable[[str], None]) -> None:
@@ -78,10 +67,10 @@ def test(nodes: Peers, env: Environ, processes: int, say: Callable[[str], None])
     took = time.monotonic() - running.begun
     for line in running.lines(took):
         say(f"preflight: {line}")
-    fatal = [finding.text for finding in running.findings if finding.fatal]
     if nodes.node == 0:
-        records.record_unhealthy(env, blamed(nodes, fatal), failed_check=True)
-    if fatal:
+        blamed = findings.blamed(nodes, running.findings)
+        records.record_unhealthy(env, blamed, failed_check=True)
+    if fatal := [finding.text for finding in running.findings if finding.fatal]:
         raise BadEnvironment(f"preflight stopped the job after {took:.1f} s: " + " | ".join(fatal))
 
 
@@ -100,7 +89,7 @@ def _files(count: int) -> Iterator[None]:
 
 
 @dataclass
-class _Round:
+class _Part:
     """One part on node 0: the report of each node, and the verdict for all."""
 
     reports: dict[int, Record] = field(default_factory=dict)
@@ -121,79 +110,75 @@ class _Test:
             for part, (own, judged) in _PARTS.items()
         }
         """When a node ends a part, and when node 0 judges what it has."""
-        self._rounds: dict[str, _Round] = {}
+        self._parts: dict[str, _Part] = {}
         self._links: dict[int, Record] = {}
-        self._server = Server(nodes, self._reply)
-        self._bisection, self._kept = bisection.Bisection(), list[Finding]()
+        self._server = links.Server(nodes, self._reply)
+        self._bisection, self._kept = group.Bisection(), list[Finding]()
         self.findings: list[Finding] = []
 
     async def run(self) -> None:
         """Test. Raises BadEnvironment if this node cannot listen."""
-        trials = map(bisection.part, range(len(bisection.TRIALS)))
-        self._rounds = {part: _Round() for part in (*_PARTS, *trials)}
+        trials = map(group.part, range(len(group.TRIALS)))
+        self._parts = {part: _Part() for part in (*_PARTS, *trials)}
         try:
             await self._server.start()
         except OSError as error:
             raise BadEnvironment(f"preflight cannot listen on this node: {error}") from None
         try:
-            await self._run_parts()
+            if await self._pairs():
+                await self._groups()
         finally:
             await self._server.stop(patience=1)
 
-    async def _run_parts(self) -> None:
-        if not await self._pairs():
-            return
-        address = self._peers.addresses[0]
-        ranks = Ranks(self._peers.node, self._processes, address, self._env)
+    async def _pairs(self) -> bool:
+        """Whether every pair of nodes can connect, and all have the same software."""
+        checks: dict[str, Callable[[health.Health], None]] = {
+            "GPUs": gpus.check,
+            "network devices": health.check_devices,
+            "kernel log": health.check_kernel_log,
+            "processors": health.check_processors,
+            "disks": partial(health.check_disks, env=self._env),
+            "GPUs by DCGM": health.check_dcgm,
+        }
+        checking, end = health.Running(checks), self._until("pairs")
+        own = await links.own_rate(self._peers, self._server.bulk_port, end)
+        self._links = await links.test(self._peers, end)
+        others = (self._peers.addresses[node] for node in self._peers.tested)
+        route = interfaces.route_to_any(address for address in others if address)
+        own_report = {
+            **health.facts(self._env, route),
+            "links": {str(node): link for node, link in self._links.items()},
+            "own": own,
+            "health": await asyncio.to_thread(checking.record, end),
+        }
+        return await self._agree("pairs", own_report) is not None and self._passed()
+
+    async def _groups(self) -> None:
+        """Compare what PyTorch is on each node, form the group, and measure what it reaches."""
+        ranks = Ranks(self._peers.node, self._processes, self._peers.addresses[0], self._env)
         try:
             await ranks.start()
-            store = await self._versions(ranks)
-            if store is not None:
-                await self._group(ranks, store)
+            verdict = await self._agree("versions", await ranks.versions(self._left("versions")))
+            if verdict and self._passed() and verdict["port"] is not None:
+                await self._group(ranks, verdict["port"])
         finally:
             await ranks.stop()
 
-    async def _pairs(self) -> bool:
-        """Whether every pair of nodes can connect, and all have the same software."""
-        health = checks.Running(self._env, len(self._peers.hosts))
-        end = self._until("pairs")
-        own = await pairwise.own_rate(self._peers, self._server.bulk_port, end)
-        self._links = await pairwise.test(self._peers, end)
-        others = (self._peers.addresses[node] for node in self._peers.tested)
-        route = interfaces.route_to_any(address for address in others if address)
-        links = {str(node): link for node, link in self._links.items()}
-        healthy = await asyncio.to_thread(health.record, end)
-        facts = node_facts.collect(self._env, route)
-        own_report = {"links": links, "own": own, "health": healthy, **facts}
-        verdict = await self._agree("pairs", own_report)
-        return verdict is not None and self._passed()
-
-    async def _versions(self, ranks: Ranks) -> int | None:
-        """The port of the group's store, once the ranks on all nodes have the same PyTorch."""
-        own_report = await ranks.versions(self._left("versions"))
-        verdict = await self._agree("versions", own_report)
-        return verdict["port"] if verdict and self._passed() else None
-
     async def _group(self, ranks: Ranks, port: int) -> None:
         """Form the group; if that fails with NCCL, find out which part of it is to blame."""
-        world = self._processes * len(self._peers.hosts)
-        address = self._peers.addresses[0]
-        order = {"address": address, "port": port, "world": world, "name": "group", "backend": None}
-        record = await ranks.order(order, self._left("group"))
-        verdict = await self._agree("group", record)
+        count, address = len(self._peers.hosts), self._peers.addresses[0]
+        order = {"address": address, "port": port, "world": self._processes * count}
+        order |= {"name": "group", "backend": None}
+        verdict = await self._agree("group", await ranks.order(order, self._left("group")))
         while verdict and verdict["trial"] is not None:
-            part, trial = bisection.part(verdict["trial"]), bisection.TRIALS[verdict["trial"]]
+            part, trial = group.part(verdict["trial"]), group.TRIALS[verdict["trial"]]
             await ranks.again(trial.env, self._left(part) / 2)
             order |= {"name": part, "backend": trial.backend}
             verdict = await self._agree(part, await ranks.order(order, self._left(part)))
-        if verdict and self._passed():
-            await self._bandwidth(ranks)
-
-    async def _bandwidth(self, ranks: Ranks) -> None:
-        """Measure what the group reaches. Too little, or too late, stops nothing."""
-        rounds = bandwidth.rounds(self._peers.node, len(self._peers.hosts))
-        order = {"rounds": rounds, "processes": self._processes}
-        await self._agree("bandwidth", await ranks.order(order, self._left("bandwidth")))
+        if verdict and self._passed():  # too little bandwidth, or too late, stops nothing
+            rounds = speeds.rounds(self._peers.node, count)
+            order = {"rounds": rounds, "processes": self._processes}
+            await self._agree("bandwidth", await ranks.order(order, self._left("bandwidth")))
 
     def _passed(self) -> bool:
         return not any(finding.fatal for finding in self.findings)
@@ -216,41 +201,37 @@ class _Test:
             verdict = await self._send_report(part, own_report)
         if verdict is None:
             known = {self._peers.node: own_report}
-            self.findings += without_verdict(self._peers, part, known)
+            self.findings += findings.without_verdict(self._peers, part, known)
         else:
             self.findings += [Finding(*finding) for finding in verdict["findings"]]
         return verdict
 
     async def _judge(self, part: str, own_report: Record) -> Record:
         """Node 0's side: wait for the others' reports, and judge for all."""
-        current = self._rounds[part]
+        current = self._parts[part]
         self._store(part, 0, own_report)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(current.complete.wait(), self._left(part, 1))
-        findings = judge(part, self._peers, current.reports)
-        passed = len(current.reports) == len(self._peers.hosts) and not findings
-        trial = None
+        judged = findings.judge(part, self._peers, current.reports)
+        ready = current.complete.is_set() and all("torch" in it for it in current.reports.values())
+        port, trial = own_report.get("port") if ready else None, None
         if part not in _PARTS or (part == "group" and self._may_bisect(current)):
-            trial, answer = self._bisection.after(not findings)
-            self._kept = self._kept or findings
-            findings = [*self._kept, Finding(answer, fatal=True)] if answer else []
-        current.verdict = {
-            "findings": findings,
-            "port": own_report.get("port") if passed else None,
-            "trial": trial,
-        }
+            trial, answer = self._bisection.after(not judged)
+            self._kept = self._kept or judged
+            judged = [*self._kept, Finding(answer, fatal=True)] if answer else []
+        current.verdict = {"findings": judged, "port": port, "trial": trial}
         current.judged.set()
         return current.verdict
 
-    def _may_bisect(self, current: _Round) -> bool:
+    def _may_bisect(self, current: _Part) -> bool:
         """Whether the ranks of all nodes have tried NCCL, and it did not come to a result."""
-        versions, reports = self._rounds["versions"].reports, current.reports.values()
-        with_nccl = all(report.get("backend") == "nccl" for report in versions.values())
-        complete = len(reports) == len(self._peers.hosts)
-        return with_nccl and complete and any("rank" in report for report in reports)
+        versions = self._parts["versions"].reports.values()
+        with_nccl = all(report.get("backend") == "nccl" for report in versions)
+        failed = any("rank" in report for report in current.reports.values())
+        return with_nccl and current.complete.is_set() and failed
 
     def _store(self, part: str, node: int, record: Record) -> None:
-        current = self._rounds[part]
+        current = self._parts[part]
         current.reports[node] = record
         if len(current.reports) == len(self._peers.hosts):
             current.complete.set()
@@ -259,20 +240,17 @@ class _Test:
         """The reply to another node's report: the verdict, which other nodes get from node 0."""
         if self._peers.node:
             return await self._ask(0, request)
-        part = request["part"]
-        self._store(part, request["node"], request["report"])
-        await self._rounds[part].judged.wait()
-        return self._rounds[part].verdict
+        self._store(request["part"], request["node"], request["report"])
+        await self._parts[request["part"]].judged.wait()
+        return self._parts[request["part"]].verdict
 
     async def _send_report(self, part: str, own_report: Record) -> Record | None:
         """Send the report to node 0, directly or through the first node that can reach it."""
-        request = self._peers.request("report", part=part, report=own_report)
+        request = {"node": self._peers.node, "part": part, "report": own_report}
         greeted = [node for node in self._peers.tested if "clock" in self._links[node]]
         for node in sorted(greeted, key=bool):
             with contextlib.suppress(OSError, EOFError, ValueError):
-                verdict = await self._ask(node, request)
-                messages.check_verdict(verdict)
-                return verdict
+                return await self._ask(node, request)
         return None
 
     async def _ask(self, node: int, request: Record) -> Record:
@@ -280,9 +258,9 @@ class _Test:
         # a node that forwards a report may still be testing its own links
         known = self._links.get(node, {"port": self._peers.port})
         patience = self._left(request["part"], 1) + self._seconds * 0.02
-        return await pairwise.ask(self._peers, node, known["port"], request, patience)
+        return await links.ask(self._peers, node, known["port"], request, patience)
 
-    def lines(self, seconds: float) -> Sequence[str]:
+    def lines(self, seconds: float) -> list[str]:
         """The report: on node 0 about all nodes, elsewhere the findings."""
-        reports = {part: current.reports for part, current in self._rounds.items()}
-        return report.lines(self._peers, reports, self.findings, seconds, self._server.ignored)
+        reports = {part: current.reports for part, current in self._parts.items()}
+        return findings.lines(self._peers, reports, self.findings, seconds, self._server.ignored)

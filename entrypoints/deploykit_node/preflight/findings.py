@@ -1,35 +1,32 @@
-"""What is wrong, by the nodes' reports: which pair, what, and why probably.
+"""What is wrong, by the nodes' reports: which pair, what, and why probably; and the report's lines.
 
 Pure: all facts come in as arguments, and sentences go out.
 """
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
+import statistics
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import starmap
-from typing import NamedTuple
 
-from deploykit_node.preflight import bandwidth, islands, speed
-from deploykit_node.preflight.health.judge import judge as judge_health
-from deploykit_node.preflight.health.judge import slow as slow_nodes
-from deploykit_node.preflight.messages import Record
-from deploykit_node.preflight.peers import ALL_PAIRS, Peers
+from deploykit_node.preflight import speeds
+from deploykit_node.preflight.peers import ALL_PAIRS, Finding, Peers, Record, ranges
 
 Reports = Mapping[int, Record]
 """The reports of the nodes that have sent one, by node."""
 
 _MANY = 16
-"""Most findings in a report, and most names or pairs in a sentence."""
+"""Most findings in a report, names or pairs in a sentence, and nodes in a matrix."""
 _CLOCK = 2.0
 """Seconds by which a clock may be wrong."""
-_LEAST = {"shm": 16 << 20, "disk": 100 << 20}
-_LITTLE = {"shm": 65 << 20, "disk": 5 << 30}
+_LEAST = {"/dev/shm": 16 << 20}  # noqa: S108 - the kernel's own name
+_LITTLE = {"/dev/shm": 65 << 20}  # noqa: S108 - as above
+_LEAST_ON_DISK, _LITTLE_ON_DISK = 100 << 20, 5 << 30
 """Free bytes below which a job fails at once, and below which it may (Docker's shm: 64 MiB)."""
-
-_NAMES = ("torch", "NCCL", "backend")
-"""What must be the same on all nodes once PyTorch is imported."""
+_SLOW_DEVICE = {"GPU": 0.8, "CPU": 0.5}
+"""Share of the median below which a device is named. CPUs are shared with other programs."""
+_FEW = 3
+"""Nodes of which a median says something."""
 
 _STATES = {
     "dropped": "gets no answer from {address}: the packets are dropped",
@@ -52,68 +49,49 @@ _PORTS = (
 )
 
 
-_ABOUT_ONE = re.compile(
-    r"node ([0-9]+) \([^)]*\)"
-    r"(?::| is slow| cannot be reached| cannot connect| multiplies| and the other nodes)"
-)
-"""The beginning of a sentence about one node."""
-
-
-class Finding(NamedTuple):
-    """A sentence, and whether the job must not start."""
-
-    text: str
-    fatal: bool
-
-
-def judge_pairs(peers: Peers, reports: Reports) -> list[Finding]:
+def judge_pairs(peers: Peers, reports: Reports) -> Iterator[Finding]:
     """What is wrong between the nodes, and with each node."""
     broken = list(_broken(peers, reports))
-    return [
-        *broken,
-        *([] if broken else _silent(peers, reports)),
-        *_transfers(peers, reports),
-        *_versions(peers, {node: record["versions"] for node, record in reports.items()}),
-        *_clocks(peers, reports),
-        *_space(peers, reports),
-        *starmap(Finding, judge_health(peers, {n: it["health"] for n, it in reports.items()})),
-    ]
-
-
-def judge_versions(peers: Peers, reports: Reports) -> list[Finding]:
-    """What is wrong with PyTorch on each node, once it is imported."""
-    findings = list(_silent(peers, reports))
+    yield from broken or _silent(peers, reports)
+    yield from _transfers(peers, reports)
+    yield from speeds.judge_links(peers, reports)
+    yield from _versions(peers, {node: record["versions"] for node, record in reports.items()})
+    yield from _clocks(peers, reports)
     for node, record in sorted(reports.items()):
-        if "torch" in record:
-            continue
-        if record["ended"]:
+        yield from _space(peers, node, record)
+        for text, fatal in record["health"]["faults"]:
+            yield Finding(f"{peers.label(node)}: {text}", fatal, node)
+    yield from _counts(peers, {n: record["health"]["counts"] for n, record in reports.items()})
+
+
+def judge_versions(peers: Peers, reports: Reports) -> Iterator[Finding]:
+    """What is wrong with PyTorch on each node, once it is imported."""
+    yield from _silent(peers, reports)
+    for node, record in sorted(reports.items()):
+        if "torch" not in record and record["ended"]:
             output = "; ".join(record["output"])
             text = f"PyTorch cannot be imported on {peers.label(node)}: {output}"
-            findings.append(Finding(text, fatal=True))
-        else:
+            yield Finding(text, fatal=True)
+        elif "torch" not in record:
             took = f"in {record['seconds']:.0f} s; slow storage? The process group was not tested"
-            text = f"{peers.label(node)} did not import PyTorch {took}"
-            findings.append(Finding(text, fatal=False))
-    ready = {node: record for node, record in reports.items() if "torch" in record}
-    for node, record in ready.items():
-        if not record["correct"]:
+            yield Finding(f"{peers.label(node)} did not import PyTorch {took}", fatal=False)
+        elif not record["correct"]:
             text = (
                 f"{peers.label(node)} multiplies matrices wrongly: a bad GPU, processor or memory"
             )
-            findings.append(Finding(text, fatal=True))
-    findings += _versions(
-        peers, {n: {name: it[name] for name in _NAMES} for n, it in ready.items()}
-    )
-    speeds = {node: record["speeds"] for node, record in ready.items()}
-    return [*findings, *starmap(Finding, slow_nodes(peers, speeds))]
+            yield Finding(text, fatal=True, node=node)
+    ready = {node: record for node, record in reports.items() if "torch" in record}
+    names = ("torch", "NCCL", "backend")
+    yield from _versions(peers, {n: {name: it[name] for name in names} for n, it in ready.items()})
+    yield from _slow_devices(peers, {node: record["speeds"] for node, record in ready.items()})
 
 
-def judge_group(peers: Peers, reports: Reports) -> list[Finding]:
+def judge_group(peers: Peers, reports: Reports) -> Iterator[Finding]:
     """What is wrong with the all_reduce.
 
     One failed rank makes others fail. Ranks that have exited say more than those that are late.
     """
-    findings = list(_silent(peers, reports))
+    yield from _silent(peers, reports)
     bad = {node: record for node, record in reports.items() if not record.get("correct")}
     ended = {node: record for node, record in bad.items() if record.get("ended")}
     for node, record in sorted((ended or bad).items()):
@@ -127,19 +105,19 @@ def judge_group(peers: Peers, reports: Reports) -> list[Finding]:
                 f"{peers.label(node)}, rank {record['rank']}: {output}. "
                 "Compare its interface with the table"
             )
-        findings.append(Finding(text, fatal=True))
-    return findings
+        yield Finding(text, fatal=True)
 
 
-def judge_bandwidth(peers: Peers, reports: Reports) -> list[Finding]:
+def judge_bandwidth(peers: Peers, reports: Reports) -> Iterator[Finding]:
     """Which nodes are slow in an all_reduce, unless it was not measured in time."""
     measured = {node: record for node, record in reports.items() if "large" in record}
     if len(measured) == len(peers.hosts):
-        return list(starmap(Finding, bandwidth.judge(peers, measured)))
-    return [Finding("the bandwidth of all_reduce was not measured in time", fatal=False)]
+        yield from speeds.judge_group(peers, measured)
+    else:
+        yield Finding("the bandwidth of all_reduce was not measured in time", fatal=False)
 
 
-_JUDGES: dict[str, Callable[[Peers, Reports], list[Finding]]] = {
+_JUDGES: dict[str, Callable[[Peers, Reports], Iterator[Finding]]] = {
     "pairs": judge_pairs,
     "versions": judge_versions,
     "group": judge_group,
@@ -157,17 +135,16 @@ def judge(part: str, peers: Peers, reports: Reports) -> list[Finding]:
     return [*findings[:_MANY], more]
 
 
-def blamed(peers: Peers, texts: Iterable[str]) -> dict[str, str]:
-    """The nodes, by host name, that fatal findings are about alone, each with the sentence.
+def blamed(peers: Peers, findings: Iterable[Finding]) -> dict[str, str]:
+    """The nodes, by host name, that are at fault alone, each with the first sentence.
 
     Not a pair of nodes, and not what differs between nodes: another job may well run there. Nor a
     node whose launcher has only not started.
     """
     by_host: dict[str, str] = {}
-    for text in texts:
-        match = _ABOUT_ONE.match(text)
-        if match and _DEAD["refused"] not in text:
-            by_host.setdefault(peers.hosts[int(match[1])], text)
+    for text, fatal, node in findings:
+        if fatal and node is not None:
+            by_host.setdefault(peers.hosts[node], text)
     return by_host
 
 
@@ -181,65 +158,51 @@ def without_verdict(peers: Peers, part: str, reports: Reports) -> list[Finding]:
 
 
 def _broken(peers: Peers, reports: Reports) -> Iterator[Finding]:
-    """Nodes that no other node reaches, then pairs that cannot connect."""
-    broken = {
-        (source, int(node)): link
-        for source, record in reports.items()
-        for node, link in record["links"].items()
-        if link["state"] in _STATES
-    }
-    tested = [(source, node) for source, node, _ in all_links(reports)]
-    sources_of = defaultdict(list)
-    for source, node in tested:
-        sources_of[node].append(source)
+    """Nodes that none reaches, nodes that reach none, then pairs that cannot connect."""
+    broken, of_node = {}, defaultdict[int, list[tuple[int, int]]](list)
+    for source, node, link in _links(reports):
+        of_node[node].append((source, node))
+        of_node[source].append((source, node))
+        if link["state"] in _STATES:
+            broken[source, node] = link
+    explained = set[tuple[int, int]]()
     for node in range(len(peers.hosts)):
-        sources = sources_of[node]
-        if not sources or any((source, node) not in broken for source in sources):
-            continue
-        if node in reports and len(sources) == 1:
-            continue  # a single pair, below
-        links = {source: broken.pop((source, node)) for source in sources}
-        yield Finding(_unreachable(peers, node, links, reported=node in reports), fatal=True)
-    if len(peers.hosts) > ALL_PAIRS:
-        for island in islands.find(tested, broken) if broken else ():
-            out = [it for it in tested if (it[0] in island.nodes) != (it[1] in island.nodes)]
-            first, node = next(it for it in out if it in broken)
-            example = f"node {first} {_how(peers, node, broken[first, node])}"
-            yield Finding(f"{_cut_off(peers, island)}. {example}", fatal=True)
-            for link in out:
-                broken.pop(link, None)
-    for (source, node), link in sorted(broken.items()):
-        back = broken.get((node, source))
+        inward = {pair for pair in of_node[node] if pair[1] == node}
+        outward = {pair for pair in of_node[node] if pair[0] == node}
+        if inward <= broken.keys() and (len(inward) > 1 or (inward and node not in reports)):
+            links = {source: broken[source, node] for source, _ in inward}
+            yield _unreachable(peers, node, links, reported=node in reports)
+            explained |= inward
+        elif outward <= broken.keys() and len(outward) > 1 and not inward <= broken.keys():
+            yield _confined(peers, node, min(outward)[1], broken[min(outward)])
+            explained |= outward
+    pairs = {pair: link for pair, link in broken.items() if pair not in explained}
+    for (source, node), link in sorted(pairs.items()):
+        back = pairs.get((node, source))
         if back is None or source < node:
             yield Finding(_pair(peers, source, node, link, back), fatal=True)
 
 
-def _cut_off(peers: Peers, island: islands.Island) -> str:
-    first = peers.label(island.nodes[0])
-    who, them = first, "it"
-    if len(island.nodes) > 1:
-        who, them = f"nodes {islands.ranges(island.nodes)}, from {first} on,", "them"
-    if not island.reaches and not island.reached:
-        check = f"check what connects {them} to the rest: a switch, a cable, a route"
-        return f"{who} and the other nodes do not reach each other: {check}"
-    if not island.reaches:
-        how = f"cannot connect to any other node that was tried, while others reach {them}"
-        return f"{who} {how}: check the outbound rules"
-    how = f"cannot be reached by any other node that tried, while connections from {them} work"
-    return f"{who} {how}: check the inbound rules"
+def _confined(peers: Peers, node: int, other: int, link: Record) -> Finding:
+    what = f"{peers.label(node)} cannot connect to any other node, while others reach it"
+    text = f"{what}: node {node} {_how(peers, other, link)}. Check its outbound rules"
+    return Finding(text, fatal=True, node=node)
 
 
-def _unreachable(peers: Peers, node: int, links: Reports, *, reported: bool) -> str:
+def _unreachable(peers: Peers, node: int, links: Reports, *, reported: bool) -> Finding:
     source, link = min(links.items())
     who = peers.label(source)
     if len(links) > 1:
         others = "other nodes that sent a report"
         others = others if len(peers.hosts) <= ALL_PAIRS else "nodes that tried it"
-        who = f"each of the {others} ({islands.ranges(links)})"
+        who = f"each of the {others} ({ranges(links)})"
     what = f"{peers.label(node)} cannot be reached: {who} {_how(peers, node, link)}"
     if reported:
-        return f"{what}. Its own connections work, so its inbound rules block the others"
-    return f"{what}. {_DEAD.get(link['state'], _DEAD['dropped'])}"
+        why = "Its own connections work, so its inbound rules block the others"
+        return Finding(f"{what}. {why}", fatal=True, node=node)
+    why = _DEAD.get(link["state"], _DEAD["dropped"])
+    started = link["state"] != "refused"  # the machine may be well
+    return Finding(f"{what}. {why}", fatal=True, node=node if started else None)
 
 
 def _pair(peers: Peers, source: int, node: int, link: Record, back: Record | None) -> str:
@@ -263,9 +226,7 @@ def _how(peers: Peers, node: int, link: Record) -> str:
 
 def _silent(peers: Peers, reports: Reports) -> Iterator[Finding]:
     """Nodes that sent no report although they were reached; only node 0 gets the reports."""
-    if peers.node:
-        return
-    for node in range(len(peers.hosts)):
+    for node in range(0 if peers.node else len(peers.hosts)):
         if node not in reports:
             text = (
                 f"{peers.label(node)} sent no report in time: its own connections to the others "
@@ -276,54 +237,31 @@ def _silent(peers: Peers, reports: Reports) -> Iterator[Finding]:
 
 def _transfers(peers: Peers, reports: Reports) -> Iterator[Finding]:
     """Pairs that can connect but cannot transfer data as a trainer does."""
-    links = list(all_links(reports))
-    ports = [(s, n, link) for s, n, link in links if link["state"] == "ports"]
-    if ports:
-        yield Finding(_closed_ports(peers, ports), fatal=True)
+    links = list(_links(reports))
+    if ports := [(s, n, link) for s, n, link in links if link["state"] == "ports"]:
+        source, node, link = ports[0]
+        more = f" and {len(ports) - 1} more pairs" if len(ports) > 1 else ""
+        pairs = ", ".join(f"{s} to {n}" for s, n, _ in ports[:_MANY])
+        text = (
+            f"{peers.label(source)} to {peers.label(node)}{more}: port {peers.port} passes, and "
+            f"port {link['bulk']} is {link['how']} (pairs: {pairs}). {_PORTS}"
+        )
+        yield Finding(text, fatal=True)
     for source, node, link in links:
         if link["state"] == "stalled":
-            yield Finding(_stalled(peers, reports, source, node), fatal=True)
-    for slow in speed.find(reports):
-        yield Finding(speed.sentence(peers, slow), slow.broken)
-    untested = defaultdict(list)
-    for source, node, link in links:
-        if link["state"] == "files":
-            untested[source].append(node)
-    for source, nodes in untested.items():
-        yield Finding(_no_files(peers, source, nodes), fatal=False)
-
-
-def _no_files(peers: Peers, source: int, nodes: list[int]) -> str:
-    return (
-        f"{peers.label(source)} has too many files open (EMFILE), so its links to "
-        f"{len(nodes)} nodes were not tested. Raise its limit: ulimit -n, LimitNOFILE of slurmd"
-    )
-
-
-def _closed_ports(peers: Peers, ports: list[tuple[int, int, Record]]) -> str:
-    source, node, link = ports[0]
-    more = f" and {len(ports) - 1} more pairs" if len(ports) > 1 else ""
-    pairs = ", ".join(f"{s} to {n}" for s, n, _ in ports[:_MANY])
-    return (
-        f"{peers.label(source)} to {peers.label(node)}{more}: port {peers.port} passes, and "
-        f"port {link['bulk']} is {link['how']} (pairs: {pairs}). {_PORTS}"
-    )
-
-
-def _stalled(peers: Peers, reports: Reports, source: int, node: int) -> str:
-    sizes = {number: reports[number].get("mtu") for number in (source, node) if number in reports}
-    known = ", ".join(f"{size} on node {number}" for number, size in sizes.items())
-    return (
-        f"{peers.label(source)} to {peers.label(node)}: small packets pass and large ones are "
-        f"lost. Probably the MTU ({known}) is larger than the network between them supports. "
-        "Make it the same on all nodes and switches, or smaller"
-    )
+            sizes = {n: reports[n].get("mtu") for n in (source, node) if n in reports}
+            known = ", ".join(f"{size} on node {number}" for number, size in sizes.items())
+            text = (
+                f"{peers.label(source)} to {peers.label(node)}: small packets pass and large ones "
+                f"are lost. Probably the MTU ({known}) is larger than the network between them "
+                "supports. Make it the same on all nodes and switches, or smaller"
+            )
+            yield Finding(text, fatal=True)
 
 
 def _versions(peers: Peers, reports: Mapping[int, Mapping[str, str | None]]) -> Iterator[Finding]:
     """Versions that differ: the job would fail, hang, or train differently by node."""
-    names = next(iter(reports.values()), {})
-    for name in names:
+    for name in next(iter(reports.values()), {}):
         nodes_by_version = defaultdict(list)
         for node, versions in sorted(reports.items()):
             nodes_by_version[versions.get(name)].append(node)
@@ -331,7 +269,7 @@ def _versions(peers: Peers, reports: Mapping[int, Mapping[str, str | None]]) -> 
             usual = max(nodes_by_version.values(), key=len)
             odd = [peers.label(node) for node in sorted(reports) if node not in usual]
             each = "; ".join(
-                f"{version or 'none'} on node {islands.ranges(nodes)}"
+                f"{version or 'none'} on node {ranges(nodes)}"
                 for version, nodes in nodes_by_version.items()
             )
             text = f"{name} is not the same on all nodes: {each}. Correct {', '.join(odd[:_MANY])}"
@@ -341,7 +279,7 @@ def _versions(peers: Peers, reports: Mapping[int, Mapping[str, str | None]]) -> 
 def _clocks(peers: Peers, reports: Reports) -> Iterator[Finding]:
     """Clocks that are wrong, by node 0's clock."""
     for node in range(1, len(peers.hosts)):
-        link, ahead = clock(reports, node)
+        link, ahead = _clock(reports, node)
         if abs(ahead) > _CLOCK + link.get("seconds", 0.0):
             side = "ahead of" if ahead > 0 else "behind"
             text = (
@@ -351,7 +289,7 @@ def _clocks(peers: Peers, reports: Reports) -> Iterator[Finding]:
             yield Finding(text, fatal=False)
 
 
-def clock(reports: Reports, node: int) -> tuple[Record, float]:
+def _clock(reports: Reports, node: int) -> tuple[Record, float]:
     """The link by which a node's clock is known, and its seconds ahead of node 0's."""
     link = reports.get(0, {"links": {}})["links"].get(str(node), {})
     if "clock" in link:
@@ -360,19 +298,119 @@ def clock(reports: Reports, node: int) -> tuple[Record, float]:
     return link, -link.get("clock", 0.0)
 
 
-def _space(peers: Peers, reports: Reports) -> Iterator[Finding]:
+def _space(peers: Peers, node: int, record: Record) -> Iterator[Finding]:
     """Folders with little free space."""
-    for node, record in sorted(reports.items()):
-        spaces = [("shm", "/dev/shm", record["shm"])]  # noqa: S108 - the kernel's own name
-        spaces += [("disk", folder, space) for folder, space in record["disks"].items()]
-        for kind, folder, space in spaces:
-            if space and space[0] < _LITTLE[kind]:
-                text = f"{folder} of {peers.label(node)} has only {human_size(space[0])} free"
-                more = " (a container: --shm-size, --ipc=host)" if kind == "shm" else ""
-                yield Finding(text + more, fatal=space[0] < _LEAST[kind])
+    spaces = {"/dev/shm": record["shm"], **record["disks"]}  # noqa: S108 - the kernel's own name
+    for folder, free in spaces.items():
+        if free is not None and free < _LITTLE.get(folder, _LITTLE_ON_DISK):
+            text = f"{folder} of {peers.label(node)} has only {human_size(free)} free"
+            more = " (a container: --shm-size, --ipc=host)" if folder in _LITTLE else ""
+            yield Finding(text + more, fatal=free < _LEAST.get(folder, _LEAST_ON_DISK))
 
 
-def all_links(reports: Reports) -> Iterator[tuple[int, int, Record]]:
+def _counts(peers: Peers, by_node: Mapping[int, Mapping[str, int]]) -> Iterator[Finding]:
+    """Nodes that have fewer of something than most."""
+    for name in sorted({name for counts in by_node.values() for name in counts}):
+        counts = {node: of_node.get(name, 0) for node, of_node in by_node.items()}
+        _, usual = max((many, count) for count, many in Counter(counts.values()).items())
+        fewer: dict[int, list[int]] = defaultdict(list)
+        for node, count in counts.items():
+            if count < usual:
+                fewer[count].append(node)
+        for count, nodes in sorted(fewer.items()):
+            who = peers.label(nodes[0])
+            who += f" and others ({ranges(nodes)})" if len(nodes) > 1 else ""
+            text = f"{who}: {count} {name}, where most nodes have {usual}"
+            yield Finding(text, name == "GPUs", nodes[0] if len(nodes) == 1 else None)
+
+
+def _slow_devices(peers: Peers, by_node: Mapping[int, Mapping[str, float]]) -> Iterator[Finding]:
+    """Nodes one of whose devices computes far slower than the median, the slowest first."""
+    for name in sorted({name for of_node in by_node.values() for name in of_node}):
+        known = {node: of_node[name] for node, of_node in by_node.items() if name in of_node}
+        median = statistics.median(known.values())
+        for node, speed in sorted(known.items(), key=lambda item: item[1]):
+            if len(known) >= _FEW and speed < _SLOW_DEVICE[name[:3]] * median:
+                beside = f"{speed / median:.0%} of the median"
+                why = "a limit on that machine, another process, or hardware that fails"
+                text = f"{peers.label(node)}: {name} reaches {beside} of the nodes: {why}"
+                yield Finding(text, fatal=False)
+
+
+def lines(
+    peers: Peers,
+    reports: Mapping[str, Reports],
+    findings: Iterable[Finding],
+    seconds: float,
+    ignored: int = 0,
+) -> list[str]:
+    """Lines for the log, on node 0 with the table of nodes and the matrix of pairs.
+
+    `reports` are those of each part; `ignored` counts connections of strangers.
+    """
+    count = len(peers.hosts)
+    rows, text = reports["pairs"], []
+    if peers.node == 0:
+        text += [_row(peers, node, rows) for node in range(count)]
+        text += _matrix(peers, rows) if count > 1 else []
+    text += [f"{'FAILED' if f.fatal else 'warning'}: {f.text}" for f in findings]
+    group = reports["group"].get(0, {})
+    if group.get("correct"):
+        took = f"{group['seconds']:.1f} s"
+        text.append(f"all_reduce over {group['backend']}, all ranks of {count} nodes: {took}")
+    rates = [record.get("line_rate") for record in rows.values()]
+    text += speeds.lines(reports.get("bandwidth", {}), rates)
+    if ignored:
+        text.append(f"ignored {ignored} connections from outside this job")
+    result = "stopped" if any(finding.fatal for finding in findings) else "passed"
+    return [*text, f"{result}, {count} node{'' if count == 1 else 's'} in {seconds:.1f} s"]
+
+
+def _row(peers: Peers, node: int, rows: Reports) -> str:
+    if node not in rows:
+        return f"{peers.label(node)}: no report"
+    record = rows[node]
+    versions = ", ".join(f"{name} {it or 'none'}" for name, it in record["versions"].items())
+    free = [f"{folder} {human_size(space)}" for folder, space in record["disks"].items()]
+    shm = "none" if record["shm"] is None else human_size(record["shm"])
+    _, ahead = _clock(rows, node)
+    network = ""
+    if record["interface"]:
+        network = f"{record['interface']} {record['address']} mtu {record['mtu']}, "
+    skipped = record["health"]["skipped"]
+    unchecked = f"; not checked: {', '.join(skipped)}" if skipped else ""
+    return (
+        f"{peers.label(node)}: {network}{versions}, clock {ahead:+.2f} s, "
+        f"free: shm {shm}, {', '.join(free)}{unchecked}"
+    )
+
+
+def _matrix(peers: Peers, rows: Reports) -> list[str]:
+    """MB/s from each node (row) to each other one (column), or the state of a bad link.
+
+    With many nodes, only the pairs with a bad link.
+    """
+    nodes = range(len(peers.hosts))
+    if len(nodes) > _MANY:
+        bad = [link for link in _links(rows) if link[2]["state"] != "ok"]
+        return [f"{source} to {node}: {_cell(link)}" for source, node, link in bad[:_MANY]]
+    text = ["from".rjust(12) + "".join(f"{f'to {node}':>12}" for node in nodes) + "  (MB/s)"]
+    for node in nodes:
+        links = rows[node]["links"] if node in rows else {}
+        cells = ["-" if n == node else _cell(links.get(str(n))) for n in nodes]
+        text.append(f"{node:>12}" + "".join(f"{cell:>12}" for cell in cells))
+    return text
+
+
+def _cell(link: Record | None) -> str:
+    if link is None:
+        return "?"
+    if link["state"] == "slow":
+        return f"slow {link['rate'] / 1e6:.1f}"
+    return f"{link['rate'] / 1e6:.0f}" if "rate" in link else str(link["state"])
+
+
+def _links(reports: Reports) -> Iterator[tuple[int, int, Record]]:
     """Source, destination and state of each reported link."""
     for source, record in sorted(reports.items()):
         for node, link in sorted(record["links"].items(), key=lambda item: int(item[0])):

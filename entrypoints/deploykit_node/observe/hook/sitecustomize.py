@@ -3,7 +3,7 @@
 Where the job asks for a profile, some of its steps are profiled (torch_profile.py); where it asks
 for a debugger, the program waits for it (debug_server.py).
 
-`faults.environment` puts this folder first on ``PYTHONPATH``. Before anything else it takes the
+`hooks.environment` puts this folder first on ``PYTHONPATH``. Before anything else it takes the
 folder away again, from `sys.path` and from the environment, so that neither the program nor its
 children see a difference; last it imports the ``sitecustomize`` that Python would have found.
 

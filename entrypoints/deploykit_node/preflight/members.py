@@ -13,21 +13,18 @@ from __future__ import annotations
 import json
 import math
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
 
 import torch
 from torch import distributed
 from torch.distributed import PrefixStore, TCPStore
 
-from deploykit_node.network.elastic import listening_store
-from deploykit_node.preflight import bandwidth, rank_server
-from deploykit_node.preflight.messages import MARK
-
-Order = dict[str, Any]
+from deploykit_node.preflight import group, speeds
+from deploykit_node.preflight.peers import Record
 
 _COUNT = 1 << 18
 _MULTIPLIED = 8
@@ -44,13 +41,13 @@ _MOST = {"gloo": 1 << 24, "nccl": 1 << 28}
 
 def main(argv: Sequence[str]) -> None:
     """Fork the ranks that the launcher asks for."""
-    rank_server.serve(int(argv[0]), _take_part)
+    group.serve(int(argv[0]), _take_part)
 
 
-def _take_part(request: Order) -> None:
+def _take_part(request: Record) -> None:
     """Keep the store, or be a rank."""
     if "store" in request:
-        store = listening_store(request["store"])
+        store = _listening_store(request["store"])
         _report({"port": store.port})
         signal.pause()
     local_rank = request["local_rank"]
@@ -62,7 +59,18 @@ def _take_part(request: Order) -> None:
         _report(_measure(order) if "rounds" in order else _reduce(order, request["rank"], gpu))
 
 
-def _reduce(order: Order, rank: int, gpu: int | None) -> Order:
+def _listening_store(host: str) -> TCPStore:
+    """A store that listens on the address `host` alone; TCPStore itself listens on every one."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.bind((host, 0))
+    listener.listen(socket.SOMAXCONN)
+    port = listener.getsockname()[1]
+    return TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+
+
+def _reduce(order: Record, rank: int, gpu: int | None) -> Record:
     """Join the group and sum one mebibyte of ones."""
     begun, world = time.monotonic(), order["world"]
     patience = timedelta(seconds=order["seconds"])
@@ -90,17 +98,14 @@ def _device() -> str:
     return f"cuda:{torch.cuda.current_device()}"
 
 
-def _measure(order: Order) -> Order:
+def _measure(order: Record) -> Record:
     """Bus bandwidth of the whole group, small and large, and with one other node in each round.
 
     ``rounds`` are the other nodes, or None; ``processes`` is the number of ranks of a node.
     """
-    rank, world, processes = (
-        distributed.get_rank(),
-        distributed.get_world_size(),
-        order["processes"],
-    )
-    waited, begun = bandwidth.waited(), time.perf_counter()
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    processes = order["processes"]
+    waited, begun = speeds.waited(), time.perf_counter()
     small, _ = _bus_bandwidth(_SMALL, None, world)
     size = _large()
     large, _ = _bus_bandwidth(size, None, world)
@@ -109,26 +114,26 @@ def _measure(order: Order) -> Order:
         nodes = sorted({node, node if other is None else other})
         ranks = [n * processes + local for n in nodes for local in range(processes)]
         # also where there is no other: PyTorch names a group after the number of earlier ones
-        group = distributed.new_group(ranks, use_local_synchronization=True)
+        nodes_group = distributed.new_group(ranks, use_local_synchronization=True)
         if other is not None:
-            pairs[str(other)], _ = _bus_bandwidth(size, group, len(ranks))
-    busy = (bandwidth.waited() - waited) / (time.perf_counter() - begun)
+            pairs[str(other)], _ = _bus_bandwidth(size, nodes_group, len(ranks))
+    busy = (speeds.waited() - waited) / (time.perf_counter() - begun)
     distributed.barrier()
     return {"small": small, "large": large, "size": size, "pairs": pairs, "busy": busy}
 
 
 def _bus_bandwidth(
-    size: int, group: distributed.ProcessGroup | None, ranks: int
+    size: int, of: distributed.ProcessGroup | None, ranks: int
 ) -> tuple[float, float]:
     """Bytes per second of the best all_reduce of `size` bytes as bus bandwidth, and its seconds."""
     ones, best = torch.ones(size // 4, device=_device()), math.inf
     for _ in range(_TIMES):
         begun = time.perf_counter()
-        distributed.all_reduce(ones, group=group)
+        distributed.all_reduce(ones, group=of)
         if ones.is_cuda:
             torch.cuda.synchronize()
         best = min(best, time.perf_counter() - begun)
-    return bandwidth.bus(size, best, ranks), best
+    return speeds.bus(size, best, ranks), best
 
 
 def _large() -> int:
@@ -142,7 +147,7 @@ def _large() -> int:
     return size
 
 
-def _multiply(gpu: int | None) -> Order:
+def _multiply(gpu: int | None) -> Record:
     """Whether this rank's device multiplies correctly, and its best speed in FLOP/s.
 
     Sums of ones are exact in these types.
@@ -166,5 +171,5 @@ def _nccl() -> str | None:
     return ".".join(map(str, torch.cuda.nccl.version()))
 
 
-def _report(record: Order) -> None:
-    print(MARK + json.dumps(record), flush=True)
+def _report(record: Record) -> None:
+    print(group.MARK + json.dumps(record), flush=True)

@@ -1,25 +1,69 @@
-"""The ranks of the test's process group on one node, forked from a process that imports torch."""
+"""The ranks of the test's process group on one node, forked from one process that imports torch.
+
+Where NCCL does not form the group, it is tried without one part after another (`Bisection`).
+
+The launcher (`Ranks`) asks that process (`serve`) for each rank by a message on a Unix socket, with
+the socket that becomes the rank's standard input and output.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+import os
+import select
 import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, NoReturn
 
 from deploykit_node import LAUNCH, signals
-from deploykit_node.preflight import rank_server
-from deploykit_node.preflight.messages import MARK, Record
+from deploykit_node.preflight.peers import Record
 
+MARK = "preflight "
+"""Start of a line that a rank prints for the launcher; NCCL prints to the same place."""
+_READY = "ready"
+"""The line that says that requests are taken."""
+_END = b"end"
+"""The message that kills the ranks of earlier requests."""
+_LONGEST = 1 << 14
+"""Bytes of a request."""
 _SERVER = (sys.executable, LAUNCH, "--preflight-ranks")
 _LAUNCHERS = ("TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_")
 _LAST = 3
 """Lines of a rank's output that are kept for the report."""
+
+
+_P2P = {"NCCL_P2P_DISABLE": "1"}
+_SHM = {"NCCL_SHM_DISABLE": "1"}
+_NET = {"NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket"}
+
+
+class Trial(NamedTuple):
+    """What is different from the job's own settings."""
+
+    env: Mapping[str, str]
+    part: str
+    """What is probably broken if this helps."""
+    backend: str | None = None
+
+
+TRIALS = (
+    Trial(_P2P, "direct access between GPUs (PCIe or NVLink: check ACS and IOMMU, NVLink, Xids)"),
+    Trial({**_P2P, **_SHM}, "shared memory (check the size of /dev/shm and --ipc of containers)"),
+    Trial({**_P2P, **_SHM, **_NET}, "InfiniBand, RoCE, EFA or a network plugin of NCCL"),
+    Trial({}, "", "gloo"),
+    Trial(_SHM, "shared memory (check the size of /dev/shm and --ipc of containers)"),
+    Trial(_NET, "InfiniBand, RoCE, EFA or a network plugin of NCCL"),
+)
+_GLOO = 3
+_ALONE = {1: 4, 2: 5}
+"""The trial with the part alone that a trial left out last."""
 
 
 @dataclass
@@ -80,7 +124,7 @@ class Ranks:
         self._members: list[_Member] = []
 
     async def start(self) -> None:
-        """Start the process that imports PyTorch (`group_member`)."""
+        """Start the process that imports PyTorch (`members`)."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
         self._process = await asyncio.create_subprocess_exec(
             *(*self._program, str(self._theirs.fileno())),
@@ -99,8 +143,8 @@ class Ranks:
         assert self._process is not None  # noqa: S101 - `start` comes first
         assert self._process.stdout is not None  # noqa: S101 - PIPE above
         server = _Member(self._process.stdout)
-        if await server.answer(deadline, rank_server.READY) is None:
-            return self._failure(self._numbers[0], server, seconds)
+        if await server.answer(deadline, _READY) is None:
+            return _failure(self._numbers[0], server, seconds)
         if not self._node:
             self._store = await self._request({"store": self._address, "stays": True}, {})
         await self._fork({})
@@ -117,7 +161,7 @@ class Ranks:
 
     async def again(self, env: Mapping[str, str], seconds: float) -> None:
         """End the ranks, and start others with these variables."""
-        self._requests.send(rank_server.END)
+        self._requests.send(_END)
         for member in self._members:
             member.close()
         await self._fork(env)
@@ -162,16 +206,106 @@ class Ranks:
 
     def _merged(self, answers: list[Record | None], seconds: float) -> Record:
         """The first rank's record, or the first failure."""
-        failed = [at for at, answer in enumerate(answers) if answer is None]
-        if not failed:
-            return answers[0] or {}
-        return self._failure(self._numbers[failed[0]], self._members[failed[0]], seconds)
-
-    @staticmethod
-    def _failure(rank: int, member: _Member, seconds: float) -> Record:
-        output = member.output[-_LAST:]
-        return {"rank": rank, "ended": member.ended, "seconds": seconds, "output": output}
+        for member, rank, answer in zip(self._members, self._numbers, answers, strict=True):
+            if answer is None:
+                return _failure(rank, member, seconds)
+        return answers[0] or {}
 
     async def _answers(self, deadline: float) -> list[Record | None]:
         lines = await asyncio.gather(*(member.answer(deadline) for member in self._members))
         return [json.loads(line) if line else None for line in lines]
+
+
+def _failure(rank: int, member: _Member, seconds: float) -> Record:
+    output = member.output[-_LAST:]
+    return {"rank": rank, "ended": member.ended, "seconds": seconds, "output": output}
+
+
+def part(number: int) -> str:
+    """The name of a trial's part of the test."""
+    return f"trial {number}"
+
+
+class Bisection:
+    """The trials that were made, as node 0 knows them."""
+
+    def __init__(self) -> None:
+        self._next: int | None = None
+        self._helped: int | None = None
+
+    def after(self, passed: bool) -> tuple[int | None, str]:  # noqa: FBT001 - the only argument
+        """The next trial after one that has passed or not, or else what all of them have shown.
+
+        The first call is about the group as the job has it.
+        """
+        last = self._next
+        if last is None:
+            self._next = 0
+        elif passed:
+            self._helped, self._next = last, _ALONE.get(last)
+        else:
+            self._next = last + 1 if last < _GLOO else None
+        return self._next, "" if self._next is not None else _answer(self._helped)
+
+
+def _answer(helped: int | None) -> str:
+    """What the trials have shown, and the variables that help."""
+    if helped is None:
+        return "It fails with Gloo too, so NCCL is not the cause: check interfaces and ports"
+    best = TRIALS[helped]
+    if best.backend == "gloo":
+        return (
+            "NCCL hangs even over plain sockets alone, and Gloo works: check that "
+            "the driver fits NCCL, and NCCL_SOCKET_IFNAME; NCCL_DEBUG=INFO says more. Until then: "
+            "init_process_group('gloo')"
+        )
+    variables = " ".join(f"{name}={value}" for name, value in best.env.items())
+    return (
+        f"NCCL hangs, but works with {variables}: the fault is in {best.part}. "
+        "To train meanwhile, more slowly, set that in env of the job"
+    )
+
+
+def serve(control: int, rank: Callable[[Record], None]) -> None:
+    """Call `rank` with each request that comes on the socket `control`, in a process of its own.
+
+    The variables in its ``env`` are set there. One with ``stays`` outlives `_END`. The fork has
+    only this thread, and no GPU is used before it. Ends when stdin is closed; the ranks end too.
+    """
+    running: list[int] = []
+    setup = signals.child_setup(signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.SIGKILL)
+    print(_READY, flush=True)
+    with socket.socket(fileno=control) as requests:
+        while sys.stdin.fileno() not in select.select([requests, sys.stdin], [], [])[0]:
+            text, sockets, _, _ = socket.recv_fds(requests, _LONGEST, 1)
+            if text == _END:
+                for pid in running:
+                    os.kill(pid, signal.SIGKILL)  # none was waited for, so no number is used anew
+                # those that have not ended yet, as one that waits for a driver
+                running = [pid for pid in running if os.waitpid(pid, os.WNOHANG) == (0, 0)]
+                continue
+            request = json.loads(text)
+            pid = os.fork()
+            if not pid:
+                setup()
+                _become(sockets[0], request, rank)
+            os.close(sockets[0])
+            if not request.get("stays"):
+                running.append(pid)
+
+
+def _become(own: int, request: Record, rank: Callable[[Record], None]) -> NoReturn:
+    """Be the rank that was requested, with `own` as its stdin and output."""
+    code = 1
+    try:
+        for descriptor in range(3):
+            os.dup2(own, descriptor)
+        os.environ.update(request["env"])
+        rank(request)
+        code = 0
+    except BaseException:  # noqa: BLE001 - a fork must not return
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

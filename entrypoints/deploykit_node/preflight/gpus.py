@@ -6,20 +6,19 @@ https://docs.nvidia.com/deploy/nvml-api/ and https://docs.nvidia.com/deploy/a100
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
-from deploykit_node.preflight.health.record import Health
+from deploykit_node.preflight import health
+from deploykit_node.preflight.health import Fault, Health
 
-_DRIVER = Path("/proc/driver/nvidia/version")
 _THROTTLING = {
     0x08: ("is slowed down by its hardware", "power or temperature"),
     0x20: ("is slowed down by its driver, as it is too hot", "cooling"),
     0x40: ("is slowed down by its hardware, as it is too hot", "cooling"),
     0x80: ("is slowed down by the power supply's brake signal", "the power supply"),
 }
-"""Bits of the reasons for a low clock that are no ordinary ones, and what to check."""
+"""Bits of the reasons for a low clock that are not ordinary ones, and what to check."""
 _NEAR = 5
 """Degrees below the temperature at which the hardware slows down."""
 _USED = 1 << 30
@@ -27,40 +26,48 @@ _USED = 1 << 30
 _SLOW_CLOCK = 0.5
 """Share of the highest clock that an application may have set."""
 
-Fault = tuple[str, bool]
 
-
-def check(health: Health) -> None:
-    """Add what is wrong with the GPUs."""
+def check(record: Health) -> None:
+    """Add what is wrong with the GPUs, and how many there are."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
-        if _DRIVER.exists():
-            health.skipped.append("GPUs (nvidia-ml-py is not installed)")
+        if health.DRIVER.exists():
+            record.skipped.append("GPUs (nvidia-ml-py is not installed)")
         return
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        if _DRIVER.exists():
-            health.faults.append((f"NVIDIA's driver does not answer: {error}", True))
+        if health.DRIVER.exists():
+            record.faults.append((f"NVIDIA's driver does not answer: {error}", True))
         return
     try:
-        health.counts["GPUs"] = count = nvml.nvmlDeviceGetCount()
+        record.counts["GPUs"] = count = nvml.nvmlDeviceGetCount()
         for index in range(count):
-            health.faults += _faults(nvml, index)
+            record.faults += _faults(nvml, index)
     finally:
         nvml.nvmlShutdown()
 
 
 def _faults(nvml: Any, index: int) -> Iterator[Fault]:
-    """What is wrong with one GPU."""
+    """What is wrong with one GPU. A driver or a GPU that does not support a check passes it."""
     name = f"GPU {index}"
     try:
         gpu = nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError as error:
         yield f"{name} is lost to the driver ({error}): reset it, or restart the node", True
         return
-    for part in (_memory_errors, _rows, _clocks, _temperature, _pcie, _nvlink, _in_use):
+    for part in (
+        _memory_errors,
+        _ecc_mode,
+        _rows,
+        _clocks,
+        _set_clock,
+        _heat,
+        _pcie,
+        _nvlink,
+        _use,
+    ):
         try:
             for text, fatal in part(nvml, gpu):
                 yield f"{name} {text}", fatal
@@ -76,6 +83,9 @@ def _memory_errors(nvml: Any, gpu: Any) -> Iterator[Fault]:
     if count:
         text = f"has had {count} uncorrectable memory errors (ECC) since its driver was loaded"
         yield f"{text}: reset it", True
+
+
+def _ecc_mode(nvml: Any, gpu: Any) -> Iterator[Fault]:
     current, pending = nvml.nvmlDeviceGetEccMode(gpu)
     if current != pending:
         yield "changes its ECC mode with the next reset, and has not been reset", False
@@ -96,22 +106,17 @@ def _clocks(nvml: Any, gpu: Any) -> Iterator[Fault]:
     for bit, (text, where) in _THROTTLING.items():
         if reasons & bit:
             yield f"{text}: check {where}", False
-    limit = _limit(nvml, gpu)
+
+
+def _set_clock(nvml: Any, gpu: Any) -> Iterator[Fault]:
+    """The clock that was set for applications, where the driver still has that setting."""
+    limit = nvml.nvmlDeviceGetApplicationsClock(gpu, nvml.NVML_CLOCK_SM)
     highest = nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM)
-    if limit is not None and limit < highest * _SLOW_CLOCK:
+    if limit < highest * _SLOW_CLOCK:
         yield f"has its clock set to {limit} of {highest} MHz: nvidia-smi --reset-gpu-clocks", False
 
 
-def _limit(nvml: Any, gpu: Any) -> int | None:
-    """The clock in MHz that was set for applications, where the driver still has that setting."""
-    read: Callable[[Any, int], int] = nvml.nvmlDeviceGetApplicationsClock
-    try:
-        return read(gpu, nvml.NVML_CLOCK_SM)
-    except nvml.NVMLError:
-        return None
-
-
-def _temperature(nvml: Any, gpu: Any) -> Iterator[Fault]:
+def _heat(nvml: Any, gpu: Any) -> Iterator[Fault]:
     now = nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)
     limit = nvml.nvmlDeviceGetTemperatureThreshold(gpu, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
     if now > limit - _NEAR:
@@ -141,7 +146,7 @@ def _nvlink(nvml: Any, gpu: Any) -> Iterator[Fault]:
         yield f"has NVLink {', '.join(down)} down: its fabric manager, or a bad link", False
 
 
-def _in_use(nvml: Any, gpu: Any) -> Iterator[Fault]:
+def _use(nvml: Any, gpu: Any) -> Iterator[Fault]:
     used = nvml.nvmlDeviceGetMemoryInfo(gpu).used
     if used > _USED:
         yield f"has {used / 2**30:.1f} GiB in use before the job starts: another process", False
