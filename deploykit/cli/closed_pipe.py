@@ -32,7 +32,7 @@ def noticed() -> Iterator[None]:
             yield
         finally:
             signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # or it could interrupt what follows
-    except _ReaderGone:
+    except ReaderGone:
         raise BrokenPipeError from None
     finally:
         os.close(stop)
@@ -60,9 +60,12 @@ def _watch(end: int) -> None:
         ready = dict(ended.poll(_AGAIN * 1000))
 
 
-class _ReaderGone(BaseException):
-    """Passes what handles errors of files and programs, as KeyboardInterrupt does."""
+class ReaderGone(BaseException):
+    """Passes what handles errors of files and programs, as KeyboardInterrupt does.
+
+    `noticed` makes it BrokenPipeError; a signal that comes while it does so is left to `main`.
+    """
 
 
 def _raise(*_: object) -> NoReturn:
-    raise _ReaderGone
+    raise ReaderGone

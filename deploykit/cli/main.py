@@ -18,6 +18,7 @@ import textwrap
 import time
 from typing import Any, NoReturn
 
+from deploykit.cli import closed_pipe
 from deploykit.lib.errors import (
     CannotWrite,
     DeploykitError,
@@ -93,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
             return _run(sys.argv[1:] if argv is None else argv)
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:
+    except (BrokenPipeError, closed_pipe.ReaderGone):
         _drop_output()
         return _PIPE_CLOSED
     except (OSError, OutputLost) as error:

@@ -15,7 +15,7 @@ from deploykit_node.environment import Environ
 from deploykit_node.observe import hooks, processes
 from deploykit_node.records import STOPPED
 
-PLAIN = "DEPLOYKITPLAIN"
+PLAIN = "DEPLOYKIT_PLAIN"
 """Variable that marks a plain program, of whose environment `_OF_TORCHRUN` is taken out."""
 _OF_TORCHRUN = re.compile(
     f"{PLAIN}|TORCHELASTIC_|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)$|ROLE_NAME$"

@@ -111,7 +111,7 @@ def test_a_container_of_sagemaker_takes_only_a_person(tmp_path):
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        (["exec", "live-run"], 64, "no command is given\n  it follows `--`"),
+        (["exec", "live-run"], 64, "no command is given\n  put it after `--`"),
         (["exec", "live-run", "--", "true"], 75, "no rank of live-run is running"),
         (["exec", "live-run", "--rank", "-1", "--", "true"], 64, "--rank"),
         (["exec", "live-run", "--rank", "²", "--", "true"], 64, "is not a rank, such as 0"),

@@ -44,7 +44,6 @@ def section(name):
 
 def facts():
     """(page, pattern with a group, the value that the group must have)."""
-    limits = {name: constant(name) for name in ("body_bytes", "buffered_bytes", "connections")}
     requirements = (ROOT / "tests/doctor/infra/requirements.txt").read_text(encoding="utf-8")
     restarts = section("slurm").__dataclass_fields__["restarts"].default_factory()
     return [
@@ -62,9 +61,6 @@ def facts():
         ("how-to/infra.md", r"ParallelCluster ([\d.]+\d)", requirements.strip().split("==")[1]),
         ("how-to/sagemaker.md", r"older images, (\S+) to", next(iter(catalog.VERSIONS))),
         ("how-to/sagemaker.md", r"images, \S+ to ([\d.]+\d);", list(catalog.VERSIONS)[-1]),
-        ("how-to/trainer.md", r"\| body \| (\d+) MiB", limits["body_bytes"] >> 20),
-        ("how-to/trainer.md", r"requests in progress \| (\d+) MiB", limits["buffered_bytes"] >> 20),
-        ("how-to/trainer.md", r"\| connections \| (\d+)", limits["connections"]),
         (
             "how-to/choose-a-strategy.md",
             r"shards over more than (\d+) nodes",
