@@ -16,7 +16,10 @@ import os
 import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 from http.client import HTTPException
+from threading import Thread
 from typing import Any
 from urllib import parse, request
 from urllib.error import HTTPError
@@ -242,6 +245,8 @@ Sign = Callable[[str, str, bytes], Mapping[str, str]]
 """Headers for a request, by its method, URL and body."""
 _READ_SECONDS = 30.0
 """Seconds to wait for the next bytes of an answer."""
+_MAX_SECONDS = 60.0
+"""Seconds that a request and its answer may take in all."""
 _MAX_BYTES = 64 << 20
 """Bytes of an answer."""
 _DENIED = {401, 403}
@@ -276,6 +281,31 @@ class Client:
         headers = {"Content-Type": "application/json"} if body else {}
         headers |= self._sign(method, url, body)
         message = request.Request(url, body or None, headers, method=method)  # noqa: S310 - checked
+        return self._in_time(partial(self._answer, message))
+
+    def _in_time(self, ask: Callable[[], Any]) -> Any:
+        """What `ask` returns or raises. Raises TryAgain if it takes longer than `_MAX_SECONDS`.
+
+        The timeout of a socket is that of a single read, so a thread waits, and is abandoned.
+        """
+        outcome: Future[Any] = Future()
+
+        def work() -> None:
+            try:
+                outcome.set_result(ask())
+            except Exception as error:  # noqa: BLE001 - raised where it is waited for
+                outcome.set_exception(error)
+
+        Thread(target=work, daemon=True).start()
+        try:
+            return outcome.result(timeout=_MAX_SECONDS)
+        except TimeoutError:
+            raise TryAgain(
+                f"{self._base} did not finish its answer within {_MAX_SECONDS:g} s",
+                hint="send it later with `deploykit sync`",
+            ) from None
+
+    def _answer(self, message: request.Request) -> Any:
         try:
             with self._opener.open(message, timeout=_READ_SECONDS) as answer:
                 content = answer.read(_MAX_BYTES) or b"{}"

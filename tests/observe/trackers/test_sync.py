@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -203,6 +204,41 @@ def test_what_a_server_may_answer(kind, live, capsys):
     with serving(lambda *_: (status, headers, body)) as (address, _):
         tracked(live, {"mlflow": address})
         assert said in sync(capsys, code=code).err
+
+
+@contextlib.contextmanager
+def dripping():
+    """A server that sends a byte of its answer again and again, and never all; yields its address.
+
+    Each byte comes within the time that one read may take.
+    """
+    closed = threading.Event()
+
+    def drip(connection):
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+            while not closed.wait(0.05):
+                connection.sendall(b" ")
+
+    def serve():
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                threading.Thread(target=drip, args=(connection,), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        closed.set()
+
+
+def test_a_server_that_never_finishes_its_answer(live, capsys, monkeypatch):
+    monkeypatch.setattr("deploykit.observe.trackers.mlflow._MAX_SECONDS", 1.0)
+    with dripping() as address:
+        tracked(live, {"mlflow": address})
+        attempt(live, 0, range(10))
+        err = sync(capsys, code=75).err
+    assert f"error: {address} did not finish its answer within 1 s" in err
 
 
 class MLflowServer:
