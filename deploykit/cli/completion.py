@@ -11,8 +11,14 @@ import argparse
 import re
 from collections.abc import Callable, Iterable
 
+import shtab
+
+from deploykit.backends import base as backend
 from deploykit.cli import output
+from deploykit.diagnose.guides import GUIDES
+from deploykit.job.model import State
 from deploykit.lib.errors import UsageError
+from deploykit.run import registry
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 """Words that are offered: bash would run a command that is written into one."""
@@ -33,8 +39,6 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.shell is None:
         raise UsageError("which shell?", hint="deploykit completion bash, zsh or fish")
-    import shtab
-
     parser = args.whole()
     for verb in _verbs(parser).values():
         for action in verb._actions:  # noqa: SLF001 - argparse has no public list of them
@@ -55,8 +59,6 @@ def _verbs(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser
 
 def _complete(action: argparse.Action, runs: str) -> None:
     """Set what completes an argument, by its metavar."""
-    import shtab
-
     words = {"RUN": runs, "BACKEND": "backends", "STATE": "states", "NAME": "guides"}
     files = {"FILE": shtab.FILE, "FILE|SCRIPT": shtab.FILE, "FOLDER": shtab.DIRECTORY}
     if action.metavar in files:
@@ -79,33 +81,23 @@ def _zsh(name: str) -> str:
 
 
 def _runs() -> Iterable[str]:
-    from deploykit.run import registry
-
     return [row.run for row in registry.select(limit=_NEWEST)]
 
 
 def _unfinished() -> Iterable[str]:
     """As far as this machine knows: asking the targets would take seconds."""
-    from deploykit.run import registry
-
     return [row.run for row in registry.unfinished(_NEWEST)]
 
 
 def _backends() -> Iterable[str]:
-    from deploykit.backends import base as backend
-
     return backend.names()
 
 
 def _states() -> Iterable[str]:
-    from deploykit.job.model import State
-
     return [state.value for state in State]
 
 
 def _guides() -> Iterable[str]:
-    from deploykit.diagnose.guides import GUIDES
-
     return GUIDES
 
 

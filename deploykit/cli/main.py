@@ -19,6 +19,8 @@ import time
 from typing import Any, NoReturn
 
 from deploykit.cli import closed_pipe
+from deploykit.job.spelling import did_you_mean
+from deploykit.lib import paths
 from deploykit.lib.errors import (
     CannotWrite,
     DeploykitError,
@@ -150,8 +152,6 @@ def parser(chosen: list[str]) -> argparse.ArgumentParser:
     for name in [] if known else VERBS:
         verbs.add_parser(name, add_help=False)
     for name in known:
-        from deploykit.cli import arguments
-
         module = _module(name)
         sub = verbs.add_parser(
             name,
@@ -160,7 +160,7 @@ def parser(chosen: list[str]) -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         for argument in _shared(module):
-            arguments.SHARED[argument](sub)
+            _module("arguments").SHARED[argument](sub)
         if hasattr(module, "add_arguments"):
             module.add_arguments(sub)
         sub.set_defaults(own=sub)
@@ -188,8 +188,6 @@ def _require_known(chosen: list[str]) -> None:
         raise UsageError("no command is given", hint=hint)
     for verb in chosen:
         if verb not in VERBS and not verb.startswith("-"):
-            from deploykit.job.spelling import did_you_mean
-
             hint = did_you_mean(verb, VERBS) or "see `deploykit --help`"
             if verb == "help":
                 hint = "`deploykit --help` lists the commands, `deploykit VERB --help` explains one"
@@ -208,8 +206,6 @@ def _with_hyphens(word: str) -> str:
 def _refuse_unknown(verb: argparse.ArgumentParser, words: list[str]) -> None:
     """Raise UsageError for what a verb does not take, with the option that was probably meant."""
     if words:
-        from deploykit.job.spelling import did_you_mean
-
         options = verb._option_string_actions  # noqa: SLF001
         hint = did_you_mean(words[0].partition("=")[0], options) or f"see `{verb.prog} --help`"
         if "--set" in options:
@@ -231,13 +227,11 @@ class _Version(argparse.Action):
     """Print versions, and exit."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        import platform
         from importlib import metadata
 
-        from deploykit.cli import output
-
+        output = _module("output")
         output.say(f"deploykit {__version__}")
-        output.say(f"Python {platform.python_version()} ({sys.executable})")
+        output.say(f"Python {sys.version.split()[0]} ({sys.executable})")
         for name in _PACKAGES:
             try:
                 output.say(f"{name} {metadata.version(name)}")
@@ -283,8 +277,9 @@ def _report_lost(error: Exception) -> int:
     return OutputLost.exit_code
 
 
-def _module(verb: str) -> Any:
-    return importlib.import_module(f"deploykit.cli.{verb}")
+def _module(name: str) -> Any:
+    """A module beside this one, which is imported only where it is needed."""
+    return importlib.import_module(f"deploykit.cli.{name}")
 
 
 def _shared(module: Any) -> tuple[str, ...]:
@@ -292,25 +287,19 @@ def _shared(module: Any) -> tuple[str, ...]:
 
 
 def _report(error: DeploykitError, *, as_json: bool) -> None:
-    from deploykit.cli import output
-
-    output.error(error, as_json=as_json)
+    _module("output").error(error, as_json=as_json)
 
 
 def _note(interrupt: KeyboardInterrupt) -> None:
     """Print what was underway, where that matters."""
     if notes := getattr(interrupt, "__notes__", ()):
-        from deploykit.cli import output
-
-        output.note(*notes)
+        _module("output").note(*notes)
 
 
 def _known_error(error: Exception) -> DeploykitError | None:
     """The error for a full or read-only disk and the like; None for any other exception."""
     if not isinstance(error, OSError) or error.errno not in _WRITE_ERRORS:
         return _deleted_folder(error) or _limit(error)
-    from deploykit.lib import paths
-
     return CannotWrite(
         f"cannot write {error.filename or f'a file in {paths.state()}'}: {error.strerror}",
         hint=f"free some space (`deploykit disk` shows what uses it), or {paths.HINT}",
@@ -336,13 +325,10 @@ def _limit(error: Exception) -> DeploykitError | None:
 
 def _unexpected(error: Exception, argv: list[str]) -> DeploykitError:
     """An unexpected exception as an error that names a log file with the traceback."""
-    import platform
     import traceback
 
-    from deploykit.lib import paths
-
     message = f"unexpected error: {type(error).__name__}: {error}"
-    text = f"deploykit {__version__}, Python {platform.python_version()}, {sys.platform}\n"
+    text = f"deploykit {__version__}, Python {sys.version.split()[0]}, {sys.platform}\n"
     text += f"verb: {' '.join(argv[:1])}\n\n{traceback.format_exc()}"
     try:
         log = paths.state() / "crashes" / f"{time.strftime('%Y%m%d-%H%M%S')}.log"
