@@ -61,7 +61,8 @@ def needs(*programs: str) -> pytest.MarkDecorator:
 
 def summary(reasons: list[str]) -> str:
     """Return the line that names what was skipped for want of programs, or nothing."""
-    missing = [text.partition(_REASON)[2].split(", ") for text in reasons if _REASON in text]
+    named = [text.partition(_REASON)[2].split(", ") for text in reasons if _REASON in text]
+    missing = [programs for programs in named if programs[0] in PACKAGES]  # others name a target
     if not missing:
         return ""
     subjects = Counter(PACKAGES[programs[0]][0] for programs in missing)

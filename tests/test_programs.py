@@ -24,6 +24,7 @@ def test_one_line_names_what_was_skipped_and_the_packages():
 
 def test_nothing_is_said_if_every_program_is_installed():
     assert not programs.summary(["Skipped: optional: needs root"])
+    assert not programs.summary(["Skipped: not installed: make .venv-trackers/.ready"])
     assert not programs.reason("sh", "env")
 
 

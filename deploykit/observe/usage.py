@@ -49,7 +49,11 @@ def history(folder: Path) -> list[Sample]:
 
 def _samples(path: Path) -> Iterator[Sample]:
     node = whole(path.stem.rpartition("-")[2]) or 0
-    for line in read_record(path, _MAX_HISTORY_BYTES).splitlines():
+    try:
+        lines = read_record(path, _MAX_HISTORY_BYTES).splitlines()
+    except (OSError, ValueError):  # too large, or a broken link
+        return
+    for line in lines:
         with contextlib.suppress(ValueError, TypeError, LookupError):  # an incomplete line
             record = from_json(line)
             if time := exit_records.moment(record["time"]):

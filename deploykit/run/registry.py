@@ -34,6 +34,7 @@ _CHUNK = 500
 """Ids in one statement: SQLite before 3.32 takes 999 values at most."""
 _LARGEST_INTEGER = 2**63 - 1
 """Of SQLite."""
+_STATES = {state.value for state in State}
 RUN_ID = r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}"
 _ALPHABET = "23456789abcdefghjkmnpqrstvwxyz"
 _MIN_PREFIX = 4
@@ -285,7 +286,13 @@ def _rows(conditions: Sequence[tuple[str, Sequence[str]]]) -> list[Run]:
 
 
 def _run(row: sqlite3.Row) -> Run:
-    return Run(*(row[name] for name in Run._fields))
+    run = Run(*(row[name] for name in Run._fields))
+    if run.state not in _STATES:
+        raise CannotWrite(
+            f"the run {run.run} has an unknown state, {run.state!r}, in the registry {_file()}",
+            hint="a newer deploykit may have written it: pip install -U deploykit",
+        )
+    return run
 
 
 def count(condition: str = "1", values: Sequence[str] = ()) -> int:

@@ -12,7 +12,7 @@ import pytest
 
 from deploykit.job.model import State, Status
 from deploykit.lib import paths
-from deploykit.lib.errors import DeploykitError, NotFound
+from deploykit.lib.errors import CannotWrite, DeploykitError, NotFound
 from deploykit.run import registry
 
 
@@ -133,3 +133,12 @@ def test_a_time_that_is_not_told_any_more_stays():
 def test_no_duration_is_invented(state, started, finished):
     one = row("a")._replace(state=state, started=started, finished=finished)
     assert one.seconds(10.0) is None
+
+
+def test_a_state_of_a_newer_version_is_named():
+    registry.add(row("a"))
+    with registry.writing() as database:
+        database.execute("UPDATE runs SET state = 'paused'")
+    with pytest.raises(CannotWrite, match="the run a has an unknown state, 'paused'") as caught:
+        registry.every()
+    assert "a newer deploykit" in caught.value.hint
