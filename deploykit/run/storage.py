@@ -76,14 +76,17 @@ def size(path: Path, seen: set[tuple[int, int]] | None = None) -> int:
 
 
 def run_usage(run: str) -> Usage | None:
+    """What the folder of a run takes; None if there is none, or another process removes it."""
     folder = paths.run_folder(run)
-    if not os.path.lexists(folder):
+    try:
+        own = folder.lstat().st_blocks * 512
+    except FileNotFoundError:
         return None
     seen: set[tuple[int, int]] = set()
     parts = Counter[str]()
     for item in [] if folder.is_symlink() else _items(folder):
         parts[item.name if item.name in PARTS else "other"] += size(item, seen)
-    return Usage(folder.lstat().st_blocks * 512 + parts.total(), parts)
+    return Usage(own + parts.total(), parts)
 
 
 def bundles() -> dict[str, Path]:
