@@ -162,10 +162,11 @@ def _shared_checkpoints(job: JobSpec, run: str = "", *, ask: bool = False) -> li
     """
     if job.checkpoints is None:
         return []
-    own = _resolved(job.checkpoints)
-    others = (row for row in registry.unfinished(_MAX_OTHER_RUNS) if row.run != run)
-    rows = [row for row in others if _resolved(row.job_data().get("checkpoints") or "") == own]
-    rows = run_state.refresh(rows) if ask else rows
+    own, rows = _resolved(job.checkpoints), list[Run]()
+    with contextlib.suppress(DeploykitError):  # an unreadable registry does not matter here
+        others = (row for row in registry.unfinished(_MAX_OTHER_RUNS) if row.run != run)
+        rows = [row for row in others if _resolved(row.job_data().get("checkpoints") or "") == own]
+        rows = run_state.refresh(rows) if ask else rows
     return [
         Problem(
             "checkpoints",
