@@ -125,6 +125,9 @@ _PATTERNS = (
 )
 """The kind of a secret; its regular expression, from a word boundary on; and texts of which each
 match contains at least one, since a search for those is many times faster."""
+_LITERALS: list[tuple[Any, int]] = [
+    (literal, number) for number, (_, _, *literals) in enumerate(_PATTERNS) for literal in literals
+]
 _PLACEHOLDERS = (
     *(b"example", b"placeholder", b"changeme", b"dummy", b"your", b"fake", b"redacted"),
     *(b"xxxx", b"....", b"****", b"00000000", b"1234567890", b"0123456789", b"abcdefgh"),
@@ -175,10 +178,10 @@ def find(file: IO[bytes], size: int = 1 << 20) -> list[Secret]:
 
 def _found_in(data: bytes, begin: int, end: int) -> Iterator[tuple[int, str]]:
     """Where secrets start between `begin` and `end`, and their kinds; no two overlap."""
+    numbers = sorted({number for literal, number in _LITERALS if literal in data})
     matches = [
         (match.start(), kind, match.end())
-        for kind, regex, *literals in _PATTERNS
-        if any(literal in data for literal in literals)
+        for kind, regex, *_ in map(_PATTERNS.__getitem__, numbers)
         for match in _compiled(regex).finditer(data, begin)
         if match.start() < end
     ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import importlib.util
 import json
 import os
@@ -25,6 +26,7 @@ from deploykit.lib.errors import BackendUnavailable, NotFound, TryAgain, UsageEr
 from deploykit.lib.version import __version__
 from deploykit.run import registry, storage
 from deploykit.run.rerun import UPGRADE
+from deploykit.sweep import space
 from deploykit.sweep.model import SWEEP, Sweep
 
 if TYPE_CHECKING:
@@ -63,6 +65,12 @@ class SweepRecord:
     @property
     def journal(self) -> Path:
         return self.folder / _JOURNAL
+
+    @functools.cached_property
+    def points(self) -> Sequence[space.Values]:
+        """The points of its grid; none with another sampler."""
+        is_grid = self.sweep.sampler == "grid"
+        return list(space.points(self.sweep.parameters)) if is_grid else []
 
     @property
     def stopping(self) -> bool:

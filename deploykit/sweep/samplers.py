@@ -7,7 +7,6 @@ controller that was started again chooses as the first one would have.
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 import random
 import warnings
@@ -84,16 +83,17 @@ def pruner(sweep: Sweep) -> BasePruner:
     return NopPruner()
 
 
-def point(sweep: Sweep, number: int) -> dict[str, Any] | None:
+def point(sweep: Sweep, grid: Sequence[space.Values], number: int) -> dict[str, Any] | None:
     """The values of the trial with this number, as Optuna takes them; None if a sampler chooses.
 
+    `grid` are the points of the sweep's grid, if that is its sampler.
     Optuna's grid has no conditions, and its sequence of Sobol begins with trials at random.
     """
     values: space.Values = {}
     if sweep.sampler == "grid":
         if sweep.pruner != "none":  # it keeps each trial that is better than all before it
-            number = _order(sum(1 for _ in space.points(sweep.parameters)), sweep.seed)[number]
-        values = next(itertools.islice(space.points(sweep.parameters), number, None))
+            number = _order(len(grid), sweep.seed)[number]
+        values = grid[number]
     elif sweep.sampler == "sobol":
         from scipy.stats import qmc  # slow to import
 

@@ -209,7 +209,7 @@ class Live:
 def begin(record: SweepRecord, study: Study, number: int) -> Live:
     """A new trial, with the values that the sampler chooses."""
     study.sampler = samplers.sampler(record.sweep, number)
-    point = samplers.point(record.sweep, number)
+    point = samplers.point(record.sweep, record.points, number)
     if point is not None and not study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
         study.enqueue_trial(point)
     trial = study.ask()

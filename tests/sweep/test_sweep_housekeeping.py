@@ -34,7 +34,7 @@ def interrupted(write, toy, capsys):
 @pytest.mark.slow
 def test_what_a_dead_controller_has_not_recorded_is_not_pruned(interrupted, sweep, capsys):
     shown = run(capsys, "prune", "--keep-last", "0", "--yes")
-    assert "the sweep s has not ended: its runs stay; `deploykit rm s`" in shown.err
+    assert "the unfinished sweep s keeps its runs; `deploykit rm s`" in shown.err
     shown = run(capsys, "rm", "s-0", code=64)
     assert "s-0 is a trial of the sweep s, which has not ended" in shown.err
     assert "`deploykit sweep resume s` continues it; `deploykit rm s` removes" in shown.err
