@@ -62,7 +62,7 @@ def shown(found):
 
 def test_the_journal_is_that_of_an_undisturbed_sweep(write, sweep):
     write(trials=20, parallel=3)
-    found = survives(sweep, [f"s-{number}" for number in range(20)])
+    found = survives(sweep, [f"s-{number}" for number in range(20)], calls=5000)
     assert shown(found) == shown(sweep("start", "--json"))
 
 
