@@ -104,7 +104,7 @@ COLLECTIVES: Mapping[Strategy, tuple[str, ...]] = {
     "fsdp-tp": _SHARDED,
     "pp-fsdp-tp": _SHARDED,
 }
-"""What each strategy sends in a step, besides the activations of tensor and pipeline parallelism
+"""Collectives of each strategy per step, besides the activations of tensor and pipeline parallelism
 and what nn.DataParallel copies; `_Traffic` has the size of each."""
 
 

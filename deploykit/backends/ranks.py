@@ -58,7 +58,7 @@ def rank_process(processes: list[RankProcess], run: str, rank: int) -> RankProce
 
 
 def require_processes(processes: list[RankProcess], run: str) -> list[RankProcess]:
-    """The same processes. Raises TryAgain where there are none."""
+    """Return the processes. Raises TryAgain if there are none."""
     if not processes:
         raise TryAgain(
             f"no rank of {run} is running: none has started yet, or all have ended",

@@ -104,7 +104,7 @@ def _pack(bundle: Bundle, path: Path) -> Path:
 
 
 def _stat(archive: Path) -> tuple[int, ...]:
-    """What changes with the archive."""
+    """Fields that change if the archive does."""
     try:
         info = archive.lstat()
     except OSError:

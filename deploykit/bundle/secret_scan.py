@@ -199,7 +199,7 @@ def _compiled(regex: bytes) -> re.Pattern[bytes]:
 
 
 def has_key(secrets: Sequence[Secret]) -> bool:
-    """Whether one of the secrets is a private key."""
+    """Return whether one of the secrets is a private key."""
     return any(secret.kind == KEY for secret in secrets)
 
 

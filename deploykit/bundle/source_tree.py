@@ -153,7 +153,7 @@ def _rules_above(source: Path) -> tuple[list[_Decide], bool]:
 
 
 def _read(path: Path, *, itself: bool) -> _Decide | None:
-    """What an ignore file decides; None where there is no such file, or no pattern in it.
+    """Return the decision function of an ignore file; None if it is missing or has no pattern.
 
     `itself`: about a path alone, whatever it decides about the folders above it.
     """
@@ -184,7 +184,7 @@ def _read(path: Path, *, itself: bool) -> _Decide | None:
 
 
 def _is_whole(match: re.Match[str]) -> bool:
-    """Whether a pattern matches a path itself, and not only a folder above it.
+    """Return whether a pattern matches the path itself, not only a folder above it.
 
     pathspec marks the end of a folder by a group. A pattern of what is in a folder has none, and
     does not match the folder.

@@ -121,7 +121,7 @@ def client(
 
 @cache
 def _components() -> dict[str, Any]:
-    """What all sessions share: botocore's descriptions of services, and its parsers of answers.
+    """Cached for all sessions: botocore's service models and response parsers.
 
     EC2's description alone takes 0.2 s. The parsers raise NoAnswerError for an unreadable answer:
     botocore's own read an HTML page with status 200 as an empty answer, and raise arbitrary

@@ -115,7 +115,7 @@ _OVERWRITTEN = re.compile(r"(NCCL|FI|RDMAV)_\w+")
 
 
 class Verdict(enum.Enum):
-    """What SageMaker does with a setting; `rules.toml` uses the names in lower case."""
+    """How SageMaker treats a setting; `rules.toml` uses the names in lower case."""
 
     ASKED = "runs as asked"
     OTHER = "runs as something else"

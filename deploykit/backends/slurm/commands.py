@@ -99,7 +99,7 @@ def unreachable() -> str | None:
 
 
 def missing(absent: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """What is missing to submit from this machine; see `base.Capabilities.missing`."""
+    """Missing prerequisites for a submit from this machine; see `base.Capabilities.missing`."""
     over_ssh = "or submit over ssh from here: slurm.host and slurm.folder in the job file"
     if absent:
         yield from ((name, f"run deploykit on a login node, {over_ssh}") for name in absent)
@@ -197,5 +197,5 @@ def error_for(text: str) -> DeploykitError:
 
 
 def is_uncertain(text: str) -> bool:
-    """Whether the controller may have queued the job although sbatch failed with this text."""
+    """Return whether the job may be queued although sbatch failed with this text."""
     return any(part in text.lower() for part in _UNCERTAIN)

@@ -43,7 +43,7 @@ class RunsFolder(NamedTuple):
 
 
 class _LoginNode(NamedTuple):
-    """What a login node says of itself, a line each; the mounts take the rest."""
+    """Facts about a login node, one line each; the mounts are the remaining lines."""
 
     name: str
     """Its own host name."""

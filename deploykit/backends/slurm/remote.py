@@ -191,7 +191,7 @@ def recorded_folder(folder: Path) -> RemoteFolder | None:
 
 
 def logs_elsewhere(handle: Handle) -> bool:
-    """Whether the run's logs are on a login node."""
+    """Return whether the run's logs are on a login node."""
     return recorded_folder(Path(handle.folder)) is not None
 
 
@@ -395,7 +395,7 @@ def _tar(remote: RemoteFolder, local: Path, patterns: Sequence[str], *, growing:
 
 
 def _harmless(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
-    """Skip a member, such as a link, that leads out of the folder or is no regular file.
+    """Skip a member that leaves the folder or is not a regular file, such as a link.
 
     `errorlevel=0` would extract it (CVE-2025-4435).
     """

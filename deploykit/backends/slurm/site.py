@@ -444,11 +444,11 @@ _UNIT_NAMES = {"gpu": "GPU(s)", "cpu": "CPU core(s)", "node": "node(s)", "billin
 
 
 class _Unknown(Exception):
-    """What a job gets is not known here; the text says why, and what to do."""
+    """The resources of a job are unknown here; the text says why and what to do."""
 
 
 def cost(job: JobSpec, options: Options) -> Estimate:
-    """What the job may cost in its currency; see `base.Capabilities.cost`."""
+    """The possible cost of the job in its currency; see `base.Capabilities.cost`."""
     if options.price is None:
         return Estimate(free="slurm.price is not set")
     written, _, unit = options.price.partition("/")
