@@ -31,7 +31,7 @@ from types import FrameType
 from typing import Any, Self
 
 _TOP = Path(__file__).resolve().parent.parent
-_TARGETS = {"slurm": (25, 225), "sagemaker": (24, 340)}
+_TARGETS = {"slurm": (25, 225), "sagemaker": (25, 340)}
 """Files and switches at most (CONTRIBUTING.md, "The trip of a submit")."""
 _PRICE = ("cost/", "backends/sagemaker/offers.py")
 """Files that compute the line about the price; they are counted apart."""
@@ -55,6 +55,8 @@ class Trip:
         self.steps: list[tuple[str, str]] = []
         """The same, with the function that each call returned to."""
         self._stacks: dict[int, list[tuple[str, str]]] = {}
+        self._imports: dict[int, int] = {}
+        """Modules that each thread is importing; their calls meanwhile are no step of the trip."""
         self._package = str(_TOP / "deploykit") + os.sep
 
     def __enter__(self) -> Self:
@@ -70,11 +72,15 @@ class Trip:
         code = frame.f_code
         if event not in {"call", "return"} or not code.co_filename.startswith(self._package):
             return
-        if not code.co_flags & inspect.CO_OPTIMIZED:  # the body of a module or a class: an import
+        thread = threading.get_ident()
+        if code.co_name == "<module>":
+            change = 1 if event == "call" else -1
+            self._imports[thread] = self._imports.get(thread, 0) + change
+        if self._imports.get(thread) or not code.co_flags & inspect.CO_OPTIMIZED:  # a class
             return
         if code.co_qualname == "__getattr__":  # of the package: `from deploykit import` asks it
             return
-        stack = self._stacks.setdefault(threading.get_ident(), [])
+        stack = self._stacks.setdefault(thread, [])
         if event == "call":
             stack.append((code.co_filename.removeprefix(self._package), code.co_qualname))
             self.calls.append(stack[-1])

@@ -23,8 +23,7 @@ def dump_command(
     run's own, with the libraries that it was started with.
     """
     options = ["--native"] if native else []
-    search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    if spy := shutil.which("py-spy", path=search):  # nodes may see the same path
+    if spy := _py_spy():  # nodes may see the same path
         options.append(f"--py-spy={spy}")
     return [*_launch(process, name, folders[0]), "--dump-stacks", *folders, *options]
 
@@ -38,6 +37,12 @@ def enter_command(
     """
     rank = str(process.rank)
     return [*_launch(process, name, folder), "--enter", folder, rank, "--", *command]
+
+
+def _py_spy() -> str | None:
+    """py-spy on this machine, beside this Python first."""
+    search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return shutil.which("py-spy", path=search)
 
 
 def _launch(process: RankProcess, name: str, folder: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from argparse import ArgumentParser
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -162,7 +162,7 @@ def _limit(parser: ArgumentParser) -> None:
     )
 
 
-SHARED: dict[str, Callable[[ArgumentParser], None]] = {
+_ADD: dict[str, Callable[[ArgumentParser], None]] = {
     "job": _job,
     "set": _set,
     "backend": _backend,
@@ -179,3 +179,9 @@ SHARED: dict[str, Callable[[ArgumentParser], None]] = {
     "rank": _rank,
 }
 """What declares each, by its name in a verb's `SHARED`."""
+
+
+def add(parser: ArgumentParser, names: Iterable[str]) -> None:
+    """Declare the shared arguments `names` of a verb."""
+    for name in names:
+        _ADD[name](parser)

@@ -159,8 +159,8 @@ def parser(chosen: list[str]) -> argparse.ArgumentParser:
             description=module.__doc__,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        for argument in _shared(module):
-            _module("arguments").SHARED[argument](sub)
+        if shared := _shared(module):
+            _module("arguments").add(sub, shared)
         if hasattr(module, "add_arguments"):
             module.add_arguments(sub)
         sub.set_defaults(own=sub)

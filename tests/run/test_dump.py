@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deploykit.backends import base
+from deploykit.backends import ranks
 from deploykit.cli import main as cli
 from deploykit.job.model import State, Status
 from deploykit.run import registry
@@ -90,7 +90,7 @@ def submit(capsys, program, *settings):
 @pytest.fixture
 def without_spy(tmp_path, monkeypatch):
     """A Python with PyTorch and without py-spy, for the job; nor has deploykit one."""
-    monkeypatch.setattr(base, "_py_spy", lambda: None)
+    monkeypatch.setattr(ranks, "_py_spy", lambda: None)
     home, python = tmp_path / "env", Path(sys.executable)
     site = home / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
     site.mkdir(parents=True)
@@ -155,7 +155,7 @@ def test_a_healthy_run_that_is_dumped_all_the_time_ends_the_same(
         tools = []
         while len(tools) < dumps:
             spy = None if len(tools) % 3 == 2 else str(real)
-            monkeypatch.setattr(base, "_py_spy", lambda spy=spy: spy)
+            monkeypatch.setattr(ranks, "_py_spy", lambda spy=spy: spy)
             words = ["--native"] if len(tools) % 3 == 1 else []
             found = deploykit(capsys, "dump", "--json", *words)
             if all("threads" in one and one["threads"] for one in found["ranks"]):
