@@ -72,7 +72,7 @@ def _too_large(entries: list[Entry], limit: int) -> Iterator[Problem]:
     yield Problem(
         "max_bundle",
         f"the source folder is {units.size(total)}, larger than the limit of {units.size(limit)}",
-        f"add what the job does not need to .deploykitignore, or raise max_bundle; "
+        f"add files that the job does not need to .deploykitignore, or raise max_bundle; "
         f"largest: {listing}",
     )
 

@@ -292,7 +292,7 @@ def warnings(secrets: Mapping[str, list[Secret]], left_out: Sequence[str]) -> It
                 severity="warning",
             )
     if len(paths) > _MAX_WARNINGS:
-        more = f"{len(paths) - _MAX_WARNINGS} more files seem to contain tokens"
+        more = f"{len(paths) - _MAX_WARNINGS} more files may contain tokens"
         yield Problem("source", more, severity="warning")
 
 

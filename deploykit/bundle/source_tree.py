@@ -228,7 +228,7 @@ def walk(source: Path, rules: IgnoreRules, problems: list[Problem]) -> Iterator[
             )
             message = f"left out: the Python environment {folder} ({size / 1e6:.0f} MB)"
             hint = (
-                "an environment works only in the folder in which it was made; "
+                "an environment works only in the folder where it was created; "
                 f"to include it, add !/{folder} to .deploykitignore"
             )
             problems.append(Problem("source", message, hint, severity="warning"))

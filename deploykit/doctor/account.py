@@ -43,8 +43,8 @@ _SHELL_ACTIONS = (
 """https://docs.aws.amazon.com/sagemaker/latest/dg/train-remote-debugging.html"""
 _SECRET_ACTIONS = {"ssm": "ssm:GetParameter", "secretsmanager": "secretsmanager:GetSecretValue"}
 _OPTIONAL_SERVICES = {
-    "kms": "the job fails unless the policy of the KMS key allows the role by itself",
-    "ssmmessages": "no session can enter the containers (sagemaker.remote_debug)",
+    "kms": "the job fails unless the KMS key's own policy allows the role",
+    "ssmmessages": "no session can be opened in the containers (sagemaker.remote_debug)",
 }
 """Service -> the consequence if only its actions are missing: the job may well run."""
 _REGIONS = {None: "us-east-1", "EU": "eu-west-1"}

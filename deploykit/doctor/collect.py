@@ -228,10 +228,10 @@ def findings(network: Network) -> Iterator[Finding]:
         if error.get("Code") in _DENIED:
             yield _denied(network, name, action)
         elif error.get("Code") == _NOT_ANSWERED:
-            text = f"not checked, since {action} failed: {error.get('Message')}"
+            text = f"not checked, because {action} failed: {error.get('Message')}"
             failed.setdefault(text, []).append(name)
     for text, names in failed.items():
-        again = Fix("run doctor again; where it fails each time, check the network and the proxy")
+        again = Fix("run doctor again; if it keeps failing, check the network and the proxy")
         yield Finding("not_answered", "unchecked", text, tuple(names), again)
     missing = [name for name in _expected(network) if name not in network.answers]
     if missing:
@@ -282,7 +282,7 @@ def _not_saved(job: Requirements, missing: list[str]) -> Finding:
     return Finding(
         "not_saved",
         "unchecked" if network else "note",
-        f"not checked: the folder has no response to {', '.join(missing)}",
+        f"not checked: the folder contains no response to {', '.join(missing)}",
         tuple(f"{name}.json is missing" for name in missing[:3]),
         Fix("save the facts on a machine with credentials", cli=f"{command}\n"),
     )

@@ -211,7 +211,7 @@ def _between_nodes(network: Network, *, outbound: bool) -> Iterator[Finding]:
         reason = ": init_process_group times out. NCCL and Gloo listen on any port from 32768 on"
         yield finding(f"peers_{way}", f"{_blocked_traffic(plain, way)}{reason}", plain)
     if encryption := [flow for flow in dropped if flow.protocol != "tcp"]:
-        reason = ", which inter-container traffic encryption uses"
+        reason = ", required for inter-container traffic encryption"
         yield finding(
             f"encryption_{way}", f"{_blocked_traffic(encryption, way)}{reason}", encryption
         )

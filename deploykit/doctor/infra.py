@@ -56,7 +56,9 @@ class Cluster:
     min_nodes: Annotated[
         int, Help("Compute nodes that are kept running, and billed, when idle."), Bounds(0)
     ] = 0
-    efa: Annotated[bool, Help("Use the Elastic Fabric Adapter; not all types have it.")] = False
+    efa: Annotated[
+        bool, Help("Use the Elastic Fabric Adapter; not all instance types support it.")
+    ] = False
     head_type: Annotated[str, Help("EC2 instance type of the head node."), TYPE] = "m5.large"
     key: Annotated[
         str | None, Help("EC2 key pair for ssh; without one, log in with Session Manager."), KEY

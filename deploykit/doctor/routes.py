@@ -45,7 +45,7 @@ def subnet_findings(network: Network) -> Iterator[Finding]:
             "error",
             "the subnets are in different VPCs, but a job runs in one",
             tuple(f"{subnet.id}: {subnet.vpc}" for subnet in existing),
-            _use(f"keep those of {network.vpc}", network.job_subnets),
+            _use(f"keep those in {network.vpc}", network.job_subnets),
         )
     elif existing:
         yield from _zones(network)
@@ -62,7 +62,7 @@ def _missing(network: Network) -> Finding:
     job = network.job
     missing = [name for name in job.subnets if name not in network.subnets]
     candidates = network.existing_subnets or _subnets_of_groups(network)
-    summary = "use subnets that exist; `aws ec2 describe-subnets` lists those of a region"
+    summary = "use existing subnets; `aws ec2 describe-subnets` lists those in a region"
     return Finding(
         "subnet_not_found",
         "error",
@@ -103,7 +103,7 @@ def _zones(network: Network) -> Iterator[Finding]:
         "billed"
     )
     kept = [subnet for subnet in subnets if subnet.zone == best.zone]
-    fix = _use(f"keep those of {best.zone}", kept)
+    fix = _use(f"keep those in {best.zone}", kept)
     yield Finding("subnet_zones", "warning", message, evidence, fix)
 
 
