@@ -118,7 +118,9 @@ class _Forwarding(BaseHTTPRequestHandler):
         body = self.rfile.read(length)
         action = self.headers.get("X-Amz-Target", self.path).rsplit(".", 1)[-1]
         headers = {name.lower(): value for name, value in self.headers.items()}
-        one = SimpleNamespace(method=self.command, action=action, body=body, headers=headers)
+        one = SimpleNamespace(
+            method=self.command, path=self.path, action=action, body=body, headers=headers
+        )
         self.server.requests.append(one)
         answer = self.server.respond(one, lambda: self._forward(one))
         if answer is None:

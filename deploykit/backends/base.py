@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard, cast
@@ -134,6 +134,21 @@ class Start(NamedTuple):
     possible: bool = True
     settings: Mapping[str, str] = {}
     """Keys of the job file that choose it, such as ``slurm.partition``; empty if already chosen."""
+
+
+class RemoteFile(NamedTuple):
+    """A file of a run that is not on this machine."""
+
+    name: str
+    """Its path below the folder or prefix that was listed."""
+    size: int
+    """Bytes."""
+    modified: float
+    """Seconds since 1970."""
+    address: str
+    """Where it is, for the backend and for people: ``s3://bucket/key``, ``host:/path``."""
+    checksum: str = ""
+    """Its MD5 sum, where the target may know it."""
 
 
 class Capabilities(Backend, Protocol):
@@ -279,6 +294,28 @@ class Capabilities(Backend, Protocol):
         rank is not running, UsageError if the job or the backend does not allow it.
         """
 
+    def files(self, handle: Handle, part: str) -> Sequence[RemoteFile] | None:
+        """The files of the run's ``output`` or ``checkpoints``, by name; queries the target.
+
+        None if that part is on this machine. Raises BackendUnavailable, NotPermitted or TryAgain.
+        """
+
+    def download(
+        self,
+        handle: Handle,
+        files: Sequence[RemoteFile],
+        folder: Path,
+        done: Callable[[int], None],
+    ) -> None:
+        """Copy some of `files` into `folder`, under their names; folders of names exist.
+
+        A file appears under its name once it is complete. Calls `done` with bytes as they arrive.
+        Raises as `files`.
+        """
+
+    def transfer_price(self, size: int) -> str:
+        """What it costs to download `size` bytes, as a sentence. Offline."""
+
     def remains(self, handle: Handle, output: str) -> Iterator[tuple[str, str]]:
         """Each location outside the run folder where a run left files, with a removal command.
 
@@ -297,6 +334,7 @@ REQUESTED = {
     "when": "when",
     "dump": "dump",
     "enter": "shell",
+    "files": "fetch",
 }
 """Capabilities that users know, with the names that ``deploykit backends`` lists."""
 

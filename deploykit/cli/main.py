@@ -59,6 +59,7 @@ GROUPS = {
         "watch": "watch runs live: state, step, time left, loss, first error",
         "logs": "print the logs of all ranks, merged",
         "wait": "wait for a run, and exit with its exit code",
+        "fetch": "copy the results, checkpoints or logs of a run to this machine",
         "exec": "run a command next to a rank, on its node and in its environment",
         "shell": "open a shell next to a rank, on its node and in its environment",
     },

@@ -12,9 +12,10 @@ import shlex
 import shutil
 import socket
 import subprocess
+import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple, NoReturn, cast
 
@@ -23,6 +24,8 @@ from deploykit.lib.errors import BackendUnavailable
 
 _MAX_OUTPUT = 256 << 20
 """Bytes that a program may print: `scontrol show job` of 100,000 jobs is 150 MB."""
+_MAX_COMPLAINT = 2000
+"""Bytes of an error message that `streamed` keeps."""
 _PIECE = 1 << 16
 
 
@@ -92,6 +95,31 @@ def _require(program: str, path: str | None) -> None:
         raise BackendUnavailable(
             f"the program {program!r} is not on PATH", hint=f"install {program}, or fix PATH"
         )
+
+
+def streamed(
+    argv: Sequence[str], stdin: IO[bytes], read: Callable[[IO[bytes]], None]
+) -> tuple[int, str]:
+    """Run a program without a time limit, and let `read` consume its standard output as it comes.
+
+    `stdin` is a file on disk. Returns the exit code and the beginning of standard error. The
+    program is killed if `read` raises.
+    """
+    _require(argv[0], None)
+    with (
+        tempfile.TemporaryFile() as complaints,
+        subprocess.Popen(
+            list(argv), stdin=stdin, stdout=subprocess.PIPE, stderr=complaints
+        ) as process,
+    ):
+        try:
+            read(cast(IO[bytes], process.stdout))
+        except BaseException:
+            process.kill()
+            raise
+        code = process.wait()
+        complaints.seek(0)
+        return code, complaints.read(_MAX_COMPLAINT).decode(errors="replace").strip()
 
 
 def serve(argv: Sequence[str], connection: socket.socket, begin: bytes) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from deploykit.backends import base as backend
 from deploykit.backends.sagemaker import aws
+from deploykit.backends.sagemaker.downloads import download, files, transfer_price
 from deploykit.backends.sagemaker.jobs import (
     attach,
     cancel,
@@ -72,9 +73,11 @@ __all__ = [
     "cancel",
     "check",
     "cost",
+    "download",
     "dump_by_hand",
     "enter",
     "examine",
+    "files",
     "find",
     "logs",
     "metrics",
@@ -84,5 +87,6 @@ __all__ = [
     "remains",
     "status",
     "submit",
+    "transfer_price",
     "when",
 ]

@@ -152,6 +152,8 @@ def _parse(original: Any, protocol: str, response: dict[str, Any], shape: Any) -
             "ResponseMetadata": {"HTTPStatusCode": status, "HTTPHeaders": headers},
         }
     required = _REQUIRED.get(shape.name, {}) if shape and not is_error else {}
+    if not isinstance(response["body"], bytes):  # the stream of an object's content
+        return parsed
     text = response["body"].strip()
     is_object = not text or (text.startswith(b"{") and text.endswith(b"}"))
     if not is_error and protocol == "json" and not is_object:

@@ -106,6 +106,19 @@ def _request(folder: Path) -> Any:
         return None
 
 
+def described(handle: Handle) -> Any:
+    """The request that created the job; where it is not here, the service's description.
+
+    Raises NotFound if there is no such job, and what `aws.errors` raises.
+    """
+    job = _request(Path(handle.folder))
+    if job is None:
+        job = _describe(aws.client("sagemaker", handle.target), handle.id, handle.target)
+    if job is None:
+        raise NotFound(f"SageMaker has no job {handle.id} in {handle.target}")
+    return job
+
+
 def _foreign(request: Any, where: str) -> str:
     """Whose credentials these are, if not of the job's account; empty if that is not known."""
     if request is None:

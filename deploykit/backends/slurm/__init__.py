@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from deploykit.backends.slurm.jobs import enter as enter
     from deploykit.backends.slurm.jobs import logs as logs
     from deploykit.backends.slurm.jobs import status as status
+    from deploykit.backends.slurm.remote import download as download
+    from deploykit.backends.slurm.remote import files as files
     from deploykit.backends.slurm.remote import logs_elsewhere as logs_elsewhere
     from deploykit.backends.slurm.remote import remains as remains
     from deploykit.backends.slurm.sbatch import find as find
@@ -46,7 +48,7 @@ _HOMES = {
     **dict.fromkeys(("missing", "node_names"), "commands"),
     **dict.fromkeys(("status", "logs", "cancel", "cancel_all", "dump", "enter"), "jobs"),
     **dict.fromkeys(("submit", "find", "largest_array", "submit_array", "when"), "sbatch"),
-    **dict.fromkeys(("logs_elsewhere", "remains"), "remote"),
+    **dict.fromkeys(("download", "files", "logs_elsewhere", "remains"), "remote"),
     **dict.fromkeys(("cost", "probe"), "site"),
     "examine": "doctor",
 }

@@ -21,11 +21,12 @@ import tempfile
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from deploykit.backends import base as backend
+from deploykit.backends.base import RemoteFile
 from deploykit.bundle import archive as bundles
 from deploykit.job.model import Handle, Plan
 from deploykit.lib import paths, shell
@@ -92,8 +93,7 @@ def run(host: str, script: str, data: bytes | None = None) -> tuple[int, bytes, 
     """
     for pause in (*_PAUSES, None):
         code, out, err = shell.raw(argv(host, script), data=data or b"", timeout=_TIMEOUT)
-        lines = err.splitlines(keepends=True)
-        shown = "".join(line for line in lines if not line.startswith(_VERBOSE_ONLY))
+        shown = _without_verbose(err)
         if code != _SSH_FAILED:
             return code, out.partition(_MARK)[2], shown
         if pause is None or _LOGGED_IN in err or not _NOT_CONNECTED.search(err):
@@ -110,6 +110,11 @@ def run(host: str, script: str, data: bytes | None = None) -> tuple[int, bytes, 
             f"which deploykit then uses: {shell.command('ssh', '-fNM', *socket, '--', host)}"
         )
     raise BackendUnavailable(f"ssh {host}: {shown.strip() or 'the connection was lost'}", hint=hint)
+
+
+def _without_verbose(text: str) -> str:
+    lines = text.splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith(_VERBOSE_ONLY))
 
 
 def argv(host: str, script: str) -> list[str]:
@@ -339,8 +344,7 @@ def fetch_logs(remote: RemoteFolder, folder: Path) -> None:
 def _fetch(remote: RemoteFolder, local: Path, patterns: Sequence[str], *, growing: bool) -> None:
     """Copy the files that match `patterns`: only what is new of those that are `growing`."""
     host = remote.host
-    possible = host not in _without_rsync and ":" not in host and shutil.which("rsync")
-    if not (possible and _rsync(remote, local, patterns, growing=growing)):
+    if not (_can_rsync(host) and _rsync(remote, local, patterns, growing=growing)):
         _tar(remote, local, patterns, growing=growing)
         _without_rsync.add(host)
 
@@ -418,3 +422,124 @@ def _take(new: Path, old: Path, *, growing: bool) -> None:
             shutil.copyfileobj(source, target_file)
     else:
         paths.write(old, new.read_bytes())
+
+
+# --- results and checkpoints
+
+_RSYNC_IMPOSSIBLE = {2, 12, 127}
+"""Exit codes of rsync where the login node has none, or prints something before it starts."""
+_LIST = r"find . -type f -printf '%s %T@ %p\0'"
+"""GNU find: size, seconds since 1970, path."""
+
+
+def files(handle: Handle, part: str) -> Sequence[RemoteFile] | None:
+    """The files of a run that was sent over ssh; see `base.Capabilities`."""
+    remote = recorded_folder(Path(handle.folder))
+    if remote is None:
+        return None
+    job = json.loads((Path(handle.folder) / backend.JOB).read_text())
+    root = (job.get(part) or f"{remote.folder}/{part}").removeprefix("~/")  # ssh starts there
+    script = f"cd -- {shlex.quote(root)} 2>/dev/null || exit 0; {_LIST}"
+    code, out, err = run(remote.host, script)
+    if code:
+        raise NotPermitted(f"{remote.host}:{root}: {err.strip()}")
+    entries = []
+    for entry in filter(None, os.fsdecode(out).split("\0")):
+        size, modified, name = entry.split(" ", 2)
+        name = name.removeprefix("./")
+        address = f"{remote.host}:{root}/{name}"
+        entries.append(RemoteFile(name, int(size), float(modified), address))
+    return sorted(entries)
+
+
+def download(
+    handle: Handle,
+    files: Sequence[RemoteFile],
+    folder: Path,
+    done: Callable[[int], None],
+) -> None:
+    """Copy files with rsync, which resumes half a file; without it, in one stream of tar."""
+    remote = recorded_folder(Path(handle.folder))
+    if remote is None or not files:
+        return
+    root = files[0].address.removeprefix(f"{remote.host}:").removesuffix(f"/{files[0].name}")
+    with tempfile.TemporaryFile() as names:
+        names.write(b"\0".join(os.fsencode(file.name) for file in files))
+        if not (_can_rsync(remote.host) and _rsync_files(remote.host, root, names, folder, done)):
+            _without_rsync.add(remote.host)
+            _tar_files(remote.host, root, names, folder, done)
+
+
+def _can_rsync(host: str) -> bool:
+    return host not in _without_rsync and ":" not in host and shutil.which("rsync") is not None
+
+
+def _rsync_files(
+    host: str, root: str, names: IO[bytes], folder: Path, done: Callable[[int], None]
+) -> bool:
+    """Return whether rsync exists there. Raises TryAgain if it began and did not end well."""
+    names.seek(0)
+    ssh = ["ssh", "-T", *connection_options(host), "-oBatchMode=yes"]
+    command = [
+        *("rsync", f"--rsh={shlex.join(ssh)}", "--protect-args", "--times"),
+        *("--partial-dir=.deploykit-partial", "--out-format=%l", "--files-from=-", "--from0"),
+        *("--", f"{host}:{root}/", f"{folder}/"),
+    ]
+
+    began = False
+
+    def count(lines: IO[bytes]) -> None:
+        nonlocal began
+        for line in lines:
+            if line.strip().isdigit():
+                began = True
+                done(int(line))
+
+    code, complaint = shell.streamed(command, names, count)
+    if code in _RSYNC_IMPOSSIBLE and not began:
+        return False
+    if code:
+        raise _interrupted(host, complaint or f"rsync exited with code {code}")
+    return True
+
+
+def _tar_files(
+    host: str, root: str, names: IO[bytes], folder: Path, done: Callable[[int], None]
+) -> None:
+    """Raises TryAgain if the stream ends early."""
+    names.seek(0)
+    script = f"cd -- {shlex.quote(root)} && exec tar -cf - --no-recursion --null -T -"
+
+    def extract(stream: IO[bytes]) -> None:
+        while stream.readline() not in {_MARK, b""}:
+            pass  # what the user's start-up files print
+        with tarfile.open(fileobj=stream, mode="r|") as archive:
+            for member in archive:
+                _extract(archive, member, folder)
+                done(member.size)
+
+    try:
+        code, complaint = shell.streamed(argv(host, script), names, extract)
+    except tarfile.TarError as error:
+        raise _interrupted(host, str(error)) from error
+    if code:
+        raise _interrupted(host, complaint or f"tar exited with code {code}")
+
+
+def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    """Write a regular file under a temporary name first."""
+    content = archive.extractfile(tarfile.data_filter(member, str(folder)))
+    if content is None:
+        return
+    path = folder / member.name
+    part = path.with_name(f".{path.name}.part")
+    with content, part.open("wb") as file:
+        shutil.copyfileobj(content, file)
+    part.replace(path)
+
+
+def _interrupted(host: str, why: str) -> TryAgain:
+    return TryAgain(
+        f"{host}: the download was interrupted: {_without_verbose(why)}",
+        hint="run the same command again; complete files are not copied again",
+    )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from deploykit.backends.slurm import remote
 from deploykit.cli import main as cli
 from deploykit.lib import paths
 from tests.backends.slurm.login_node import login_node
@@ -108,6 +109,47 @@ def test_the_life_of_a_run(laptop):
     (row,) = json.loads(run("status", "life", "--json")[1])
     assert row["output"] == f"login1:{remote_folder(laptop, 'life')}/output"
     assert len(jobs_of("life")) == 1
+
+
+@pytest.mark.parametrize("tool", ["rsync", "tar"])
+def test_results_come_back(laptop, tool, tmp_path, monkeypatch, request):
+    """With names that a shell or a list of files could take apart; nothing is copied twice."""
+    need("rsync")
+    monkeypatch.setattr(remote, "_without_rsync", set())
+    greeting = Path(laptop.folder, "home/.bashrc")
+    if tool == "rsync":  # what a greeting prints stops rsync, but not tar
+        text = greeting.read_text()
+        greeting.write_text("")
+        request.addfinalizer(lambda: greeting.write_text(text))
+    name = f"results-{tool}"
+    assert submit(laptop, name)[0] == 0
+    code, out, err = run("wait", name)
+    assert code == 0, (out, err)
+    far = remote_folder(laptop, name) / "output"
+    odd = "it's a $(touch x)/new\nline é.txt"
+    (far / odd).parent.mkdir()
+    (far / odd).write_text("odd")
+    (far / "big").write_bytes(b"0123456789" * 100_000)
+    target = tmp_path / "here"
+
+    def fetch(*words):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            code = cli.main(["fetch", name, "--to", str(target), "--json", *words])
+        assert code == 0, out.getvalue()
+        return json.loads(out.getvalue())
+
+    listed = {one["path"] for one in fetch("--dry-run")["files"]}
+    assert listed == {f"output/{odd}", "output/big", "output/starts"}
+    assert not target.exists()
+    assert fetch()["bytes"] == 1_000_003 + len(f"{laptop.user}\n")
+    assert (target / "output" / odd).read_text() == "odd"
+    assert (target / "output/big").read_bytes() == (far / "big").read_bytes()
+    assert fetch()["files"] == []
+    (far / "big").write_bytes(b"changed")
+    assert [one["path"] for one in fetch()["files"]] == ["output/big"]
+    assert (target / "output/big").read_bytes() == b"changed"
+    assert remote._without_rsync == (set() if tool == "rsync" else {"login1"})
 
 
 def test_an_array_and_the_exit_code_of_the_trainer(laptop):

@@ -1,0 +1,122 @@
+"""The results and checkpoints of a training job in S3: list them and download them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from deploykit.backends.base import RemoteFile
+from deploykit.backends.sagemaker import aws
+from deploykit.backends.sagemaker.jobs import described
+from deploykit.backends.sagemaker.request import results
+from deploykit.job.model import Handle
+from deploykit.lib import units
+from deploykit.lib.errors import TryAgain
+
+_AT_ONCE = 20
+"""Requests at the same time; many small files need more than s3transfer's default of 10."""
+_PRICE = 0.09
+"""US dollars for a GB that leaves AWS: the first 10 TB a month from most regions, after 100 GB
+free of charge. https://aws.amazon.com/ec2/pricing/on-demand/, "Data Transfer" (2026-11)."""
+_PLAIN_MD5 = re.compile(r"[0-9a-f]{32}")
+"""The ETag of an object that was uploaded in one part and is not encrypted by KMS."""
+
+
+def files(handle: Handle, part: str) -> Sequence[RemoteFile] | None:
+    """Objects below the location of the job's results or checkpoints; see `base.Capabilities`."""
+    job = described(handle)
+    if part == "checkpoints":
+        location = job.get("CheckpointConfig", {}).get("S3Uri", "")
+    else:
+        location = results(job).removesuffix("output.tar.gz")
+    if not location:
+        return []
+    bucket, _, prefix = location.removeprefix("s3://").partition("/")
+    prefix = f"{prefix.rstrip('/')}/" if prefix else ""
+    client = aws.client("s3", handle.target)
+    objects = []
+    with aws.errors(handle.target):
+        for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+            for entry in page.get("Contents", []):
+                name = entry["Key"].removeprefix(prefix)
+                if name and not name.endswith("/"):  # a console's mark of an empty folder
+                    address = f"s3://{bucket}/{entry['Key']}"
+                    when, etag = entry["LastModified"].timestamp(), entry["ETag"].strip('"')
+                    checksum = etag if _PLAIN_MD5.fullmatch(etag) else ""
+                    objects.append(RemoteFile(name, entry["Size"], when, address, checksum))
+    return objects
+
+
+def download(
+    handle: Handle, files: Sequence[RemoteFile], folder: Path, done: Callable[[int], None]
+) -> None:
+    """Download objects with boto3's transfer manager, several files and parts at once.
+
+    It writes to a temporary file beside the target and renames it. Raises TryAgain where the size
+    or the checksum of a file is wrong.
+    """
+    from boto3.s3.transfer import TransferConfig, create_transfer_manager
+    from s3transfer.exceptions import RetriesExceededError
+    from s3transfer.subscribers import BaseSubscriber
+
+    class Progress(BaseSubscriber):  # type: ignore[misc] # s3transfer has no types
+        def on_progress(self, bytes_transferred: int, **_: Any) -> None:
+            done(bytes_transferred)
+
+    client = aws.client("s3", handle.target)
+    config = TransferConfig(max_concurrency=_AT_ONCE)
+    with aws.errors(handle.target), create_transfer_manager(client, config) as manager:
+        pending = []
+        for file in files:
+            bucket, key = _object(file)
+            path = str(folder / file.name)
+            pending.append((file, manager.download(bucket, key, path, subscribers=[Progress()])))
+        for file, future in pending:
+            try:
+                future.result()
+            except RetriesExceededError as error:
+                raise TryAgain(
+                    f"{file.address}: the connection was lost: {error.last_exception}",
+                    hint="run the same command again; complete files are not downloaded again",
+                ) from error
+            _verify(client, file, folder / file.name)
+
+
+def _object(file: RemoteFile) -> tuple[str, str]:
+    bucket, _, key = file.address.removeprefix("s3://").partition("/")
+    return bucket, key
+
+
+def _verify(client: Any, file: RemoteFile, path: Path) -> None:
+    """Raise TryAgain, and remove the file, unless it is what was listed.
+
+    The ETag of an object that KMS encrypts looks like an MD5 sum and is none:
+    https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html
+    """
+    wrong = path.stat().st_size != file.size
+    if not wrong and file.checksum:
+        with path.open("rb") as content:
+            wrong = hashlib.file_digest(content, _md5).hexdigest() != file.checksum
+        if wrong:
+            bucket, key = _object(file)
+            head = client.head_object(Bucket=bucket, Key=key)
+            wrong = "kms" not in head.get("ServerSideEncryption", "")
+    if wrong:
+        path.unlink()
+        raise TryAgain(
+            f"{file.address} changed or was damaged while it was downloaded",
+            hint="run the same command again",
+        )
+
+
+def _md5() -> Any:
+    return hashlib.md5(usedforsecurity=False)
+
+
+def transfer_price(size: int) -> str:
+    """What AWS bills for a download outside its network."""
+    price = f"{size / 1e9 * _PRICE:.2f} USD"
+    return f"AWS bills up to {price} for {units.size(size)} that leave it; 100 GB a month are free"

@@ -1,0 +1,120 @@
+"""Copy the results of a run to this machine, from S3 or from the cluster's login node.
+
+Without a choice it fetches the results (`--output`). Files that are already there and unchanged
+are skipped, so an interrupted fetch continues where it stopped. SageMaker's archives are unpacked
+into output/ and model/.
+
+deploykit fetch exp-1                                results, into exp-1/output and exp-1/model
+deploykit fetch exp-1 --checkpoints -p 'step-01*'    some checkpoints, into exp-1/checkpoints
+deploykit fetch exp-1 --output --checkpoints --logs --to /data/exp-1
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from deploykit.backends import base as backend
+from deploykit.cli import output
+from deploykit.cli.progress_bar import watching
+from deploykit.lib import units
+from deploykit.run import fetch as run_fetch
+from deploykit.run import log_selection, registry
+from deploykit.run.log_selection import Selection
+from deploykit.run.registry import Run
+
+_SHOWN = 20
+"""Files that a dry run lists one by one."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="run id, or its unique beginning or end")
+    for part, text in (
+        ("output", "the results (the default)"),
+        ("checkpoints", "the checkpoints"),
+        ("logs", "the logs of all ranks, merged, as logs.txt"),
+    ):
+        parser.add_argument(f"--{part}", action="store_true", help=text)
+    parser.add_argument(
+        *("-p", "--pattern"),
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="only files whose path, or a folder of it, matches; * matches any text (repeatable)",
+    )
+    parser.add_argument("--to", type=Path, metavar="FOLDER", help="where to write (default: ./RUN)")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="list what would be copied, and what it costs"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    row = registry.get(args.run)
+    parts = [part for part in run_fetch.PARTS if getattr(args, part)]
+    if not parts and not args.logs:
+        parts = ["output"]
+    target = args.to or Path(row.run)
+    if args.to is None and parts and all(run_fetch.is_here(row, part) for part in parts):
+        return _say_where(row, parts, as_json=args.json)
+    files = run_fetch.listed(row, parts, args.pattern)
+    wanted = run_fetch.missing(files, target)
+    if not args.dry_run:
+        with watching():
+            run_fetch.fetch(row, wanted, target)
+        if args.logs:
+            _write_logs(row, target)
+    _report(row, files, wanted, target, args)
+    return 0
+
+
+def _say_where(row: Run, parts: list[str], *, as_json: bool) -> int:
+    """The files are here already: nothing is copied without a place to copy them to."""
+    folders = {part: str(run_fetch.folder_here(row, part)) for part in parts}
+    if as_json:
+        output.emit({"run": row.run, "on_this_machine": folders})
+    else:
+        output.say(*(f"{part}: on this machine, in {folder}" for part, folder in folders.items()))
+        output.note("copy them with --to FOLDER")
+    return 0
+
+
+def _write_logs(row: Run, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    temporary = target / ".logs.txt.part"
+    with temporary.open("w", encoding="utf-8", errors="replace") as file:
+        for line in log_selection.of_run(row, Selection(), follow=False):
+            file.write(f"{line.origin}{line.text}\n")
+    temporary.replace(target / "logs.txt")
+
+
+def _report(
+    row: Run,
+    files: list[run_fetch.Listed],
+    wanted: list[run_fetch.Listed],
+    target: Path,
+    args: argparse.Namespace,
+) -> None:
+    size = sum(one.file.size for one in wanted)
+    engine = backend.find(row.backend)
+    billed = wanted and backend.offers(engine, "transfer_price")
+    price = (
+        engine.transfer_price(size) if billed and backend.offers(engine, "transfer_price") else None
+    )
+    if args.json:
+        listed = [{"path": one.path, "bytes": one.file.size} for one in wanted]
+        data = {"run": row.run, "to": str(target), "files": listed, "bytes": size}
+        output.emit({**data, "unchanged": len(files) - len(wanted), "price": price})
+        return
+    counted = f"{units.plural(len(wanted), 'file')}, {units.size(size)}"
+    unchanged = len(files) - len(wanted)
+    kept = f"; {units.plural(unchanged, 'file')} already there" if unchanged else ""
+    if args.dry_run:
+        largest = sorted(wanted, key=lambda one: -one.file.size)
+        output.say(*(f"{units.size(one.file.size):>10}  {one.path}" for one in largest[:_SHOWN]))
+        if len(largest) > _SHOWN:
+            output.say(f"{'':>10}  and {len(largest) - _SHOWN} more")
+        output.say(f"would copy {counted} to {target}{kept}")
+    else:
+        output.say(f"{row.run}: copied {counted} to {target}{kept}")
+    if price:
+        output.note(price)

@@ -1,0 +1,197 @@
+"""Copy what a run left elsewhere to this machine: its results, its checkpoints, its logs.
+
+`deploykit fetch` writes below one folder: ``output/``, ``checkpoints/``, ``model/`` and
+``logs.txt``. What is complete there is listed in `_RECORD` and not copied again.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import shutil
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from deploykit.backends import base as backend
+from deploykit.backends.base import RemoteFile
+from deploykit.job.model import Handle
+from deploykit.lib import progress
+from deploykit.lib.errors import CannotWrite, NotFound, TryAgain
+from deploykit.run.registry import Run
+
+PARTS = ("output", "checkpoints")
+_RECORD = ".deploykit-fetched.json"
+"""In the target folder: each complete file, with the size and time that the original had."""
+_QUOTED = 10
+"""Files that an error message lists."""
+_ARCHIVES = {"output.tar.gz": "output", "model.tar.gz": "model"}
+"""SageMaker's archives among the results, and the folder that each is unpacked into."""
+
+
+class Listed(NamedTuple):
+    """A file of a run, and where it goes below the target folder."""
+
+    part: str
+    file: RemoteFile
+
+    @property
+    def path(self) -> str:
+        return f"{self.part}/{self.file.name}"
+
+
+def listed(row: Run, parts: Sequence[str], patterns: Sequence[str]) -> list[Listed]:
+    """The run's files of these parts that match a pattern, or all without one; queries the target.
+
+    A pattern matches a file's whole path or a folder above it; ``*`` matches any characters.
+    Raises NotFound if the job was never confirmed or nothing matches, and what the target raises.
+    """
+    if row.handle is None:
+        raise NotFound(f"{row.run} was never confirmed by {row.backend}, so it has no files")
+    files = [Listed(part, file) for part in parts for file in _files(row, row.handle, part)]
+    if not patterns:
+        return files
+    chosen = [one for one in files if any(_matches(one.file.name, each) for each in patterns)]
+    if not chosen:
+        names = ", ".join(one.path for one in files[:_QUOTED])
+        more = ", ..." if len(files) > _QUOTED else ""
+        raise NotFound(
+            f"no file of {row.run} matches {' '.join(patterns)}",
+            hint=f"it has: {names}{more}" if files else "it has no files there",
+        )
+    return chosen
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return any(
+        fnmatch.fnmatchcase(str(path), pattern.rstrip("/"))
+        for path in (PurePosixPath(name), *PurePosixPath(name).parents)
+    )
+
+
+def is_here(row: Run, part: str) -> bool:
+    """Whether that part of a run is on this machine. May query the target."""
+    engine = backend.find(row.backend)
+    if not backend.offers(engine, "files") or row.handle is None:
+        return True
+    return engine.files(row.handle, part) is None
+
+
+def folder_here(row: Run, part: str) -> Path:
+    """The folder of a part that is on this machine."""
+    return Path(row.job_data().get(part) or Path(row.folder) / part).expanduser()
+
+
+def _files(row: Run, handle: Handle, part: str) -> Iterator[RemoteFile]:
+    engine = backend.find(row.backend)
+    files = engine.files(handle, part) if backend.offers(engine, "files") else None
+    if files is None:
+        yield from _local_files(folder_here(row, part))
+        return
+    for file in files:
+        path = PurePosixPath(file.name)
+        if path.is_absolute() or ".." in path.parts:
+            raise CannotWrite(f"{file.address} is not fetched: its name leaves the target folder")
+        yield file
+
+
+def _local_files(folder: Path) -> Iterator[RemoteFile]:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            info, name = path.stat(), path.relative_to(folder).as_posix()
+            yield RemoteFile(name, info.st_size, info.st_mtime, str(path))
+
+
+def missing(files: Sequence[Listed], target: Path) -> list[Listed]:
+    """Those that are not complete in `target` as they are now."""
+    complete = _read_record(target)
+    return [
+        one
+        for one in files
+        if complete.get(one.path) != [one.file.size, one.file.modified]
+        or not (one.file.name in _ARCHIVES or (target / one.path).exists())
+    ]
+
+
+def fetch(row: Run, files: Sequence[Listed], target: Path) -> None:
+    """Copy files into `target` and unpack SageMaker's archives there.
+
+    After an interruption the next call copies what is missing. Raises what the target raises.
+    """
+    total, so_far = sum(one.file.size for one in files), 0
+
+    def done(count: int) -> None:
+        nonlocal so_far
+        so_far += count
+        if progress.show:
+            progress.show("fetching", so_far, total)
+
+    for part in sorted({one.part for one in files}):
+        chosen = [one for one in files if one.part == part]
+        for folder in sorted({(target / one.path).parent for one in chosen}):
+            folder.mkdir(parents=True, exist_ok=True)
+        try:
+            _copy(row, part, [one.file for one in chosen], target, done)
+        finally:
+            _record(target, [one for one in chosen if _is_complete(one, target)])
+        for one in chosen:
+            if one.file.name in _ARCHIVES:
+                _unpack(target / one.path, target / _ARCHIVES[one.file.name])
+
+
+def _copy(
+    row: Run, part: str, files: Sequence[RemoteFile], target: Path, done: Callable[[int], None]
+) -> None:
+    engine, handle = backend.find(row.backend), row.handle
+    if handle and files[0].address != str(folder_here(row, part) / files[0].name):
+        if backend.offers(engine, "download"):
+            engine.download(handle, files, target / part, done)
+        return
+    for file in files:
+        path = target / part / file.name
+        temporary = path.with_name(f".{path.name}.part")
+        shutil.copy2(file.address, temporary)
+        temporary.replace(path)
+        done(file.size)
+
+
+def _is_complete(one: Listed, target: Path) -> bool:
+    path = target / one.path
+    return path.exists() and path.stat().st_size == one.file.size
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """Unpack with the filter for untrusted data (PEP 706), and remove the archive.
+
+    Raises CannotWrite for a member that would leave the folder, TryAgain for a damaged archive.
+    """
+    try:
+        with tarfile.open(archive) as opened:
+            opened.extractall(folder, filter="data")
+    except tarfile.FilterError as error:
+        raise CannotWrite(
+            f"{archive} was not unpacked: {error}", hint="the archive is kept; unpack it by hand"
+        ) from error
+    except (tarfile.TarError, zlib.error, EOFError) as error:
+        archive.unlink()
+        raise TryAgain(
+            f"{archive} is damaged: {error}", hint="run the same command again"
+        ) from error
+    archive.unlink()
+
+
+def _read_record(target: Path) -> dict[str, list[float]]:
+    try:
+        return dict(json.loads((target / _RECORD).read_text()))
+    except (OSError, ValueError):
+        return {}
+
+
+def _record(target: Path, complete: Sequence[Listed]) -> None:
+    known = _read_record(target)
+    known |= {one.path: [one.file.size, one.file.modified] for one in complete}
+    temporary = target / f"{_RECORD}.new"
+    temporary.write_text(json.dumps(known))
+    temporary.replace(target / _RECORD)
