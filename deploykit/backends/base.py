@@ -322,6 +322,9 @@ class Capabilities(Backend, Protocol):
         `output` is the location of its results. The run may never have been sent. Offline.
         """
 
+    def remove_remains(self, handle: Handle, output: str) -> None:
+        """Delete what `remains` lists. Raises as `files`."""
+
 
 REQUESTED = {
     "examine": "doctor",

@@ -1,9 +1,12 @@
 """Remove ended runs: their folders on this machine, and bundles that no other run uses.
 
 Results and checkpoints in the run's folder are removed too. Files elsewhere are kept and listed,
-with the command that removes them. The whole id of a sweep removes the sweep and all its runs.
+with the command that removes them; `--remote` removes those that no other run uses, too: the run's
+results in S3, and its folder on a login node. The whole id of a sweep removes the sweep and all its
+runs.
 
 deploykit rm exp-1 exp-2
+deploykit rm exp-1 --remote
 """
 
 from __future__ import annotations
@@ -32,6 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also remove runs whose state is unknown because their target is gone",
     )
+    parser.add_argument(
+        "--remote",
+        action="store_true",
+        help="also delete the run's own files in S3 or on the login node; asks on a terminal",
+    )
+    parser.add_argument("--yes", action="store_true", help="delete remote files without asking")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,10 +48,12 @@ def run(args: argparse.Namespace) -> int:
     rows = _named([name for name in args.run if name not in sweeps])
     rows |= {row.run: row for sweep in sweeps.values() for row in folder.runs_of(sweep)}
     storage.refuse_unfinished(run_state.refresh(list(rows.values())), sweeps, force=args.force)
+    if args.remote:
+        _remove_elsewhere(list(rows.values()), args)
     with contextlib.ExitStack() as held:
         for sweep in sweeps.values():
             held.enter_context(folder.controlling(sweep))
-        removed = _remove(list(rows.values()), as_json=args.json)
+        removed = _remove(list(rows.values()), args)
         for sweep in sweeps.values():
             storage.remove(sweep.folder)
             removed.append({"sweep": sweep.id})
@@ -53,16 +64,41 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _remove(rows: Sequence[Run], *, as_json: bool) -> list[dict[str, Any]]:
+def _remove_elsewhere(rows: Sequence[Run], args: argparse.Namespace) -> None:
+    """List what only these runs use elsewhere, and delete it once that is confirmed."""
+    locations = [
+        location
+        for row in rows
+        for location, command in storage.left_elsewhere(row)
+        if command is not None
+    ]
+    if not locations:
+        return
+    output.note("to be deleted:", *(f"  {location}" for location in locations))
+    if not args.yes:
+        if args.json or not output.can_ask():
+            raise UsageError(
+                "cannot ask for confirmation without a terminal",
+                hint="--yes deletes the files listed above; nothing was removed",
+            )
+        if output.ask("Delete them?", ("no", "yes")) == "no":
+            raise UsageError("nothing was removed")
+    for row in rows:
+        storage.remove_elsewhere(row)
+
+
+def _remove(rows: Sequence[Run], args: argparse.Namespace) -> list[dict[str, Any]]:
     """Remove each run, and say what is left elsewhere."""
     removed: list[dict[str, Any]] = []
     for row in rows:
         used, left = storage.run_usage(row.run), storage.left_elsewhere(row)
         storage.remove_run(row)
         size = used.size if used else 0
+        if args.remote:
+            left = [(location, command) for location, command in left if command is None]
         remains = [{"location": location, "command": command} for location, command in left]
         removed.append({"run": row.run, "bytes": size, "left": remains})
-        if not as_json:
+        if not args.json:
             output.say(f"{row.run}: removed, {units.size(size)}", *map(_left, left))
     return removed
 

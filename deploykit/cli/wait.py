@@ -15,15 +15,17 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploykit.backends import base as backend
-from deploykit.cli import arguments, closed_pipe, describe, output
+from deploykit.cli import arguments, closed_pipe, describe, output, progress_bar
 from deploykit.job.model import State
 from deploykit.lib import shell, units
 from deploykit.lib.errors import DeploykitError, TimedOut
 from deploykit.observe.folding import Folding
 from deploykit.run import diagnosis as run_diagnosis
+from deploykit.run import fetch as run_fetch
 from deploykit.run import registry
 from deploykit.run import state as run_state
 from deploykit.run.metrics import BRIEFLY, RunMetrics
@@ -44,6 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="stop waiting after 90 (seconds), 90s or 30m",
     )
+    parser.add_argument(
+        "--fetch",
+        action="store_true",
+        help="then copy the results to ./RUN, as `deploykit fetch` does",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,7 +64,25 @@ def run(args: argparse.Namespace) -> int:
             rows[:] = current
             if not args.json and not last.drawn:
                 _tell(rows, noted)
-    return _finish(rows, as_json=args.json)
+    fetched = _fetch(rows) if args.fetch else 0
+    return _finish(rows, as_json=args.json) or fetched
+
+
+def _fetch(rows: Sequence[Run]) -> int:
+    """Copy the results of ended runs that are elsewhere; return the exit code of an error."""
+    code = 0
+    for row in rows:
+        try:
+            if State(row.state).final and not run_fetch.is_here(row, "output"):
+                target = Path(row.run)
+                files = run_fetch.missing(run_fetch.listed(row, ["output"], []), target)
+                with progress_bar.watching():
+                    run_fetch.fetch(row, files, target)
+                output.note(f"{row.run}: results copied to {target}")
+        except DeploykitError as error:
+            output.note(f"{row.run}: the results were not copied: {error}")
+            code = code or error.exit_code
+    return code
 
 
 def _now(rows: Sequence[Run], position: Position) -> str:

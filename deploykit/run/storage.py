@@ -249,6 +249,17 @@ def left_elsewhere(row: Run) -> list[tuple[str, str | None]]:
     return locations
 
 
+def remove_elsewhere(row: Run) -> None:
+    """Delete the files of a run outside this machine that only this run uses.
+
+    Raises BackendUnavailable, NotPermitted or TryAgain.
+    """
+    engine = backend.find(row.backend)
+    if backend.offers(engine, "remove_remains"):
+        job = Handle(row.backend, row.target, row.id or "", row.run, row.folder)
+        engine.remove_remains(job, row.output)
+
+
 def remove_run(row: Run) -> None:
     """Remove a run's folder, its row, and its bundle if no other run or sweep refers to it.
 

@@ -184,6 +184,25 @@ class TestFromS3:
         assert "Access Denied" in error["message"]
 
 
+@pytest.mark.aws
+def test_wait_fetches_and_rm_removes_what_is_far_away(job, deploykit, project, aws):
+    for number in range(1001):  # more than one request can delete
+        job.put_result(f"data/{number}", b"x")
+    job.put_checkpoint("step-1/a", b"of other runs, too")
+    deploykit("wait", "digits-1", "--fetch")
+    assert len(list((project / "digits-1/output/data").iterdir())) == 1001
+
+    refused = deploykit("rm", "digits-1", "--remote", code=64)
+    assert "--yes" in refused["hint"]
+    assert deploykit("status", "digits-1")[0]["state"] == "succeeded"
+    (removed,) = deploykit("rm", "digits-1", "--remote", "--yes")
+    assert removed["left"] == []
+    client = boto3.client("s3", "us-east-1")
+    left = [one["Key"] for one in client.list_objects_v2(Bucket=BUCKET)["Contents"]]
+    assert [key for key in left if "digits-1" in key] == []
+    assert "ckpt/a/step-1/a" in left
+
+
 def test_files_on_this_machine_are_named_and_copied_only_where_asked(project, deploykit, tmp_path):
     script = "import os; open(os.environ['DEPLOYKIT_OUTPUT_DIR'] + '/model.txt', 'w').write('w')"
     (project / "train.py").write_text(script + "\nprint('said')\n")

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 from deploykit.backends import base as backend
 from deploykit.backends.sagemaker import aws
-from deploykit.backends.sagemaker.downloads import download, files, transfer_price
+from deploykit.backends.sagemaker.downloads import (
+    download,
+    files,
+    remains,
+    remove_remains,
+    transfer_price,
+)
 from deploykit.backends.sagemaker.jobs import (
     attach,
     cancel,
@@ -17,7 +23,6 @@ from deploykit.backends.sagemaker.jobs import (
     find,
     logs,
     metrics,
-    remains,
     status,
 )
 from deploykit.backends.sagemaker.offers import alternatives, cost, refresh_prices, when
@@ -85,6 +90,7 @@ __all__ = [
     "plan",
     "refresh_prices",
     "remains",
+    "remove_remains",
     "status",
     "submit",
     "transfer_price",

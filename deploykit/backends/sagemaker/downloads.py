@@ -1,10 +1,10 @@
-"""The results and checkpoints of a training job in S3: list them and download them."""
+"""The results and checkpoints of a training job in S3: list, download and delete them."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ from deploykit.backends.sagemaker import aws
 from deploykit.backends.sagemaker.jobs import described
 from deploykit.backends.sagemaker.request import results
 from deploykit.job.model import Handle
-from deploykit.lib import units
-from deploykit.lib.errors import TryAgain
+from deploykit.lib import shell, units
+from deploykit.lib.errors import NotPermitted, TryAgain
 
 _AT_ONCE = 20
 """Requests at the same time; many small files need more than s3transfer's default of 10."""
@@ -120,3 +120,34 @@ def transfer_price(size: int) -> str:
     """What AWS bills for a download outside its network."""
     price = f"{size / 1e9 * _PRICE:.2f} USD"
     return f"AWS bills up to {price} for {units.size(size)} that leave it; 100 GB a month are free"
+
+
+def remains(handle: Handle, output: str) -> Iterator[tuple[str, str]]:
+    """The results in S3; the source archive there is shared with other runs."""
+    if prefix := _own_prefix(handle, output):
+        yield prefix, shell.command("aws", "s3", "rm", "--recursive", prefix)
+
+
+def remove_remains(handle: Handle, output: str) -> None:
+    """Delete the objects below the run's own prefix, a thousand in a request."""
+    bucket, _, key = _own_prefix(handle, output).removeprefix("s3://").partition("/")
+    if not key:
+        return
+    client = aws.client("s3", handle.target)
+    with aws.errors(handle.target):
+        for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key):
+            keys = [{"Key": entry["Key"]} for entry in page.get("Contents", [])]
+            if keys:
+                answer = client.delete_objects(Bucket=bucket, Delete={"Objects": keys})
+                if refused := answer.get("Errors"):
+                    raise NotPermitted(
+                        f"s3://{bucket}/{refused[0]['Key']} was not deleted: "
+                        f"{refused[0].get('Message', refused[0].get('Code'))}",
+                        hint="allow your user or role s3:DeleteObject in IAM",
+                    )
+
+
+def _own_prefix(handle: Handle, output: str) -> str:
+    """``s3://.../RUN/``; empty where the results are not below a folder of the run's own."""
+    above, of_run, _ = output.partition(f"/{handle.run}/")
+    return f"{above}{of_run}" if of_run and above.startswith("s3://") else ""

@@ -382,11 +382,3 @@ def _ranks_per_node(handle: Handle) -> int:
     except FileNotFoundError:
         return 1
     return int(resources.get("processes_per_node") or resources.get("gpus_per_node") or 1)
-
-
-def remains(handle: Handle, output: str) -> Iterator[tuple[str, str]]:
-    """The results in S3; the source archive there is shared with other runs."""
-    above, of_run, _ = output.partition(f"/{handle.run}/")
-    if of_run and above.startswith("s3://"):
-        prefix = f"{above}{of_run}"
-        yield prefix, shell.command("aws", "s3", "rm", "--recursive", prefix)

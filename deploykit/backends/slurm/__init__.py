@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from deploykit.backends.slurm.remote import files as files
     from deploykit.backends.slurm.remote import logs_elsewhere as logs_elsewhere
     from deploykit.backends.slurm.remote import remains as remains
+    from deploykit.backends.slurm.remote import remove_remains as remove_remains
     from deploykit.backends.slurm.sbatch import find as find
     from deploykit.backends.slurm.sbatch import largest_array as largest_array
     from deploykit.backends.slurm.sbatch import submit as submit
@@ -48,7 +49,7 @@ _HOMES = {
     **dict.fromkeys(("missing", "node_names"), "commands"),
     **dict.fromkeys(("status", "logs", "cancel", "cancel_all", "dump", "enter"), "jobs"),
     **dict.fromkeys(("submit", "find", "largest_array", "submit_array", "when"), "sbatch"),
-    **dict.fromkeys(("download", "files", "logs_elsewhere", "remains"), "remote"),
+    **dict.fromkeys(("download", "files", "logs_elsewhere", "remains", "remove_remains"), "remote"),
     **dict.fromkeys(("cost", "probe"), "site"),
     "examine": "doctor",
 }

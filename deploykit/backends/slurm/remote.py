@@ -209,6 +209,15 @@ def remains(handle: Handle, output: str) -> Iterator[tuple[str, str]]:  # noqa: 
         yield f"{remote.host}:{remote.folder}", command
 
 
+def remove_remains(handle: Handle, output: str) -> None:  # noqa: ARG001 - the contract
+    """Delete the run's folder on its login node. Raises BackendUnavailable or NotPermitted."""
+    remote = recorded_folder(Path(handle.folder))
+    if remote is not None:
+        code, _, err = run(remote.host, f"rm -rf -- {shlex.quote(remote.folder)}")
+        if code:
+            raise NotPermitted(f"{remote.host}:{remote.folder} was not deleted: {err.strip()}")
+
+
 def deliver(plan: Plan, local: Path) -> RemoteFolder:
     """Copy the bundle, unless it is there already, unpack it for the run, and copy the script.
 

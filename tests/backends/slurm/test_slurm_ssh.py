@@ -129,6 +129,7 @@ def test_results_come_back(laptop, tool, tmp_path, monkeypatch, request):
     odd = "it's a $(touch x)/new\nline é.txt"
     (far / odd).parent.mkdir()
     (far / odd).write_text("odd")
+    shutil.chown((far / odd).parent, laptop.user)
     (far / "big").write_bytes(b"0123456789" * 100_000)
     target = tmp_path / "here"
 
@@ -150,6 +151,9 @@ def test_results_come_back(laptop, tool, tmp_path, monkeypatch, request):
     assert [one["path"] for one in fetch()["files"]] == ["output/big"]
     assert (target / "output/big").read_bytes() == b"changed"
     assert remote._without_rsync == (set() if tool == "rsync" else {"login1"})
+    code, out, err = run("rm", name, "--remote", "--yes")
+    assert code == 0, (out, err)
+    assert not far.parent.exists()
 
 
 def test_an_array_and_the_exit_code_of_the_trainer(laptop):
