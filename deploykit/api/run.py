@@ -11,7 +11,7 @@ from deploykit.api import functions
 from deploykit.job import job
 from deploykit.job.job import Argument
 from deploykit.job.model import LogLine, Problem, State, Status
-from deploykit.lib import display
+from deploykit.lib import render
 from deploykit.lib.errors import JobMissing, NeverStarts, TimedOut, UsageError
 from deploykit.observe.metrics.points import Point
 from deploykit.observe.metrics.progress import Progress
@@ -232,8 +232,8 @@ class Run:
             "output": self.output,
             "cause": run_diagnosis.brief(self._row) or "",
         }
-        card = display.card(f"{self.id}: {status.state.value}{code}", facts.items())
-        return card + display.notes(map(str, self.warnings))
+        card = render.card(f"{self.id}: {status.state.value}{code}", facts.items())
+        return card + render.notes(map(str, self.warnings))
 
 
 class Runs(list[Run]):
@@ -244,7 +244,7 @@ class Runs(list[Run]):
             (run.id, run.backend, run.state.value, f"{run.created:%F %H:%M}", run._row.reason)  # noqa: SLF001
             for run in self
         )
-        return display.table(["run", "backend", "state", "submitted (UTC)", "reason"], rows)
+        return render.table(["run", "backend", "state", "submitted (UTC)", "reason"], rows)
 
 
 class Plan:
@@ -305,5 +305,5 @@ class Plan:
             "target": self.target,
             "source": f"{len(self.files)} files, {self.size} bytes",
         }
-        card = display.card(self.run, facts.items())
-        return card + display.notes(map(str, self.warnings)) + display.block(self.text)
+        card = render.card(self.run, facts.items())
+        return card + render.notes(map(str, self.warnings)) + render.block(self.text)

@@ -20,8 +20,6 @@ from deploykit.job.model import Bundle, Entry, Problem
 from deploykit.lib import paths, progress, shell, units
 from deploykit.lib.errors import CannotWrite, JobFileError
 
-_PIECE = 1 << 20
-"""Bytes that are written at once."""
 _UNPACK_TIMEOUT = 3600
 _FILES_IN_HINT = 5
 _checked: dict[Path, tuple[int, ...]] = {}
@@ -161,11 +159,7 @@ def _write(
     """
     stream = _Stream(what, sum(entry.size for entry in entries), out)
     with tarfile.open(
-        mode="w|",
-        fileobj=cast(Any, stream),
-        format=tarfile.PAX_FORMAT,
-        encoding="utf-8",
-        bufsize=_PIECE,
+        mode="w|", fileobj=cast(Any, stream), format=tarfile.PAX_FORMAT, encoding="utf-8"
     ) as tar:
         for entry in entries:
             info = tarfile.TarInfo(entry.path)

@@ -159,9 +159,10 @@ def find(file: IO[bytes], size: int = 1 << 20) -> list[Secret]:
     """The secrets in a file, which is read in pieces of `size`: far longer than `_REACH`."""
     secrets: list[Secret] = []
     data, searched, line = b"", 0, 1
-    while True:
-        piece = file.read(size)
+    piece = file.read(size)
+    while piece:
         data += piece
+        piece = file.read(size)
         end = max(len(data) - _REACH, searched) if piece else len(data)
         counted = searched
         for start, kind in _found_in(data, searched, end):
@@ -169,11 +170,10 @@ def find(file: IO[bytes], size: int = 1 << 20) -> list[Secret]:
                 line += data.count(b"\n", counted, start)
                 counted = start
                 secrets.append(Secret(kind, line))
-        if not piece:
-            return secrets
         line += data.count(b"\n", counted, end)
         searched = min(end, 1)  # one byte is kept for word boundaries
         data = data[end - searched :]
+    return secrets
 
 
 def _found_in(data: bytes, begin: int, end: int) -> Iterator[tuple[int, str]]:

@@ -55,15 +55,15 @@ git's files decide about a file or folder alone: what is in an ignored folder is
 """
 
 
-def _names(patterns: Iterable[str], *, folders: bool) -> re.Pattern[str]:
-    """A regex of the names that the patterns mean; those with a slash at the end mean folders."""
-    chosen = (p.removesuffix("/") for p in patterns if folders or not p.endswith("/"))
-    return re.compile("|".join(map(fnmatch.translate, chosen)))
+def _names(patterns: Iterable[str]) -> re.Pattern[str]:
+    """A regex of the names that the patterns mean."""
+    return re.compile("|".join(map(fnmatch.translate, patterns)))
 
 
 _LEFT_OUT = [pattern for pattern in (*SECRETS, *_CLUTTER) if not pattern.startswith("!")]
-_DEFAULT = {is_folder: _names(_LEFT_OUT, folders=is_folder) for is_folder in (False, True)}
-_NOT_DEFAULT = _names([p[1:] for p in SECRETS if p.startswith("!")], folders=False)
+_DEFAULT = _names(pattern for pattern in _LEFT_OUT if not pattern.endswith("/"))
+_DEFAULT_FOLDER = _names(pattern[:-1] for pattern in _LEFT_OUT if pattern.endswith("/"))
+_NOT_DEFAULT = _names(pattern[1:] for pattern in SECRETS if pattern.startswith("!"))
 _ALWAYS = {False: {".git"}, True: {".git", ".deploykit"}}
 """Names of files and of folders that nothing can include."""
 
@@ -99,7 +99,8 @@ class IgnoreRules:
         explicit = _decision(self._explicit, name)
         if explicit is not None:
             return explicit
-        if _DEFAULT[is_folder].match(last) and not _NOT_DEFAULT.match(last):
+        is_default = _DEFAULT.match(last) or (is_folder and _DEFAULT_FOLDER.match(last))
+        if is_default and not _NOT_DEFAULT.match(last):
             return True
         return self._hidden or bool(_decision(self._git, name))
 

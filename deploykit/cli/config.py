@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     exists = os.path.lexists(path)
     settings = config.settings(*_jobs(args.job, overrides), overrides)
     if args.json:
-        rows = [vars(one) for one in settings]
+        rows = [one._asdict() for one in settings]
         output.emit({"file": str(path), "exists": exists, "settings": rows})
         return 0
     output.table(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 
 from deploykit.cli import output
+from deploykit.lib import units
 from deploykit.observe import stacks
 from deploykit.run import enter, registry
 
@@ -33,9 +34,9 @@ def run(args: argparse.Namespace) -> int:
         output.emit({**data, "flight_recorder": taken.recorder, "warnings": taken.warnings})
         return 0
     time = output.when(taken.dump.time.timestamp()) if taken.dump.time else "an unknown time"
-    count = len(taken.dump.ranks)
+    ranks = units.plural(len(taken.dump.ranks), "rank")
     ended = " (the run has ended; these are the last saved)" if taken.kept else ""
-    output.say(f"{row.run}: {count} rank{'' if count == 1 else 's'} at {time}{ended}", "")
+    output.say(f"{row.run}: {ranks} at {time}{ended}", "")
     output.say(*taken.lines(threads=args.threads))
     output.note(*(f"warning: {text}" for text in taken.warnings))
     output.note(f"saved in {taken.dump.folder}")

@@ -21,7 +21,7 @@ from deploykit.cli import output
 from deploykit.job import schema
 from deploykit.job import script as starter
 from deploykit.job.script import Script
-from deploykit.lib import paths, shell
+from deploykit.lib import paths, shell, units
 from deploykit.lib.errors import CannotWrite, UsageError
 
 _SCHEMA = "job.schema.json"
@@ -182,8 +182,8 @@ def _tell(args: argparse.Namespace, path: Path, script: Script, scripts: list[Sc
         return
     for one in new:
         output.say(f"wrote {one}: a small trainer to start from")
-    one, many = ("GPU", "GPUs") if key == "gpus_per_node" else ("process", "processes")
-    output.say(f"wrote {path}: runs {script.path} on {count} {one if count == 1 else many}")
+    each = ("GPU",) if key == "gpus_per_node" else ("process", "processes")
+    output.say(f"wrote {path}: runs {script.path} on {units.plural(count, *each)}")
     if others := _names([other for other in scripts if other != script]):
         output.say(f"other scripts here: {others}")
     _say_next(path)

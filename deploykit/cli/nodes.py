@@ -11,7 +11,6 @@ deploykit nodes --clear node07
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 
 from deploykit.cli import output
 from deploykit.lib.errors import NotFound
@@ -50,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         left_out.clear(cleared)
     shown = [node for node in nodes if node not in cleared]
     if args.json:
-        output.emit([{**asdict(node), "left_out": node.is_left_out} for node in shown])
+        output.emit([{**node._asdict(), "left_out": node.is_left_out} for node in shown])
     elif shown:
         output.table(["node", "target", "excluded until", "runs", "reason"], list(map(_row, shown)))
     elif not cleared:
@@ -63,7 +62,7 @@ def _report(nodes: list[Node], *, as_json: bool) -> int:
     pages = [list(left_out.page(node)) for node in nodes]
     if as_json:
         output.emit(
-            [{**asdict(node), "page": page} for node, page in zip(nodes, pages, strict=True)]
+            [{**node._asdict(), "page": page} for node, page in zip(nodes, pages, strict=True)]
         )
     else:
         output.say(*(line for page in pages for line in page))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -21,8 +20,7 @@ class Seconds(NamedTuple):
     worst: int | None
 
 
-@dataclass(frozen=True)
-class Charge:
+class Charge(NamedTuple):
     """Something that is billed by time."""
 
     what: str
@@ -55,8 +53,7 @@ def _number(amount: Decimal | None) -> float | None:
     return None if amount is None else float(money.cents(amount))
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """What a job may cost in the low, the likely and the worst case."""
 
     charges: tuple[Charge, ...] = ()

@@ -12,7 +12,6 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,8 +34,7 @@ class Price(NamedTuple):
     source: str
 
 
-@dataclass(frozen=True)
-class PriceList:
+class PriceList(NamedTuple):
     """Prices of one region of one provider, from one source."""
 
     region: str
@@ -68,7 +66,7 @@ def store(provider: str, prices: PriceList) -> Path:
     """Keep a list that was fetched. Returns its file."""
     path = _path(provider, prices.region)
     paths.private_folder(path.parent)
-    paths.write(path, json.dumps(asdict(prices), indent=1) + "\n")
+    paths.write(path, json.dumps(prices._asdict(), indent=1) + "\n")
     return path
 
 
@@ -117,8 +115,7 @@ def old(prices: list[Price], today: dt.date) -> str:
     return f"prices of {min(days)} are {age} days old; `deploykit cost --refresh`"
 
 
-@dataclass(frozen=True)
-class Spent:
+class Spent(NamedTuple):
     """What a run has cost so far, or in all."""
 
     amount: Decimal

@@ -12,9 +12,8 @@ import os
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from deploykit.job import checks, machine, spelling
 from deploykit.job import file as jobfile
@@ -166,8 +165,7 @@ def _flow(value: Any) -> str:
     return str(value) if plain else quoting.data(value)
 
 
-@dataclass(frozen=True)
-class Script:
+class Script(NamedTuple):
     """A script that a job may run. The more `points`, the likelier it is the trainer."""
 
     path: str

@@ -11,13 +11,13 @@ import contextlib
 import errno
 import fcntl
 import io
-import logging
 import os
 import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from deploykit.lib import progress
 from deploykit.lib.errors import CannotWrite, TryAgain, UsageError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -124,7 +124,7 @@ def private_folder(path: Path) -> Path:
             if mode & _OTHERS:
                 level.chmod(0o700)
                 was = f"{level} was open to other users (mode {mode:04o})"
-                logging.getLogger(__name__).warning("warning: %s; its mode is now 0700", was)
+                progress.warn(f"warning: {was}; its mode is now 0700")
         except OSError as error:
             message = f"the folder {level} cannot be used: {error.strerror}"
             raise CannotWrite(message, hint=HINT) from error

@@ -6,7 +6,7 @@ A template is a file in ``templates/``; ``FILE#BLOCK`` is one of its blocks alon
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from deploykit.lib import paths, quoting, terminal
@@ -64,6 +64,33 @@ def html(template: str, **values: Any) -> str:
 def macros(template: str) -> Any:
     """Return the macros of an HTML template as functions; their results are safe markup."""
     return _environment(_html_line).get_template(template).module
+
+
+# HTML for notebooks, by templates/report/cards.html.j2
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Rows under headings."""
+    return str(_cards().table(headings, list(rows)))
+
+
+def card(title: str, facts: Iterable[tuple[str, str]]) -> str:
+    """A title, and a line for each fact that has a value."""
+    return str(_cards().card(title, [(name, value) for name, value in facts if value]))
+
+
+def block(text: str) -> str:
+    """A text of several lines; the middle of a very long one is left out."""
+    return str(_cards().block(text))
+
+
+def notes(texts: Iterable[str]) -> str:
+    """Remarks, one line each."""
+    return str(_cards().notes(list(texts)))
+
+
+def _cards() -> Any:
+    return macros("report/cards.html.j2")
 
 
 def _rendered(template: str, finalize: Callable[[Any], object], values: Mapping[str, Any]) -> str:

@@ -10,17 +10,19 @@ import os
 import selectors
 import shlex
 import shutil
-import socket
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple, NoReturn, cast
+from typing import IO, TYPE_CHECKING, NamedTuple, NoReturn, cast
 
 from deploykit.lib import paths, progress
 from deploykit.lib.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    import socket
 
 _MAX_OUTPUT = 256 << 20
 """Bytes that a program may print: `scontrol show job` of 100,000 jobs is 150 MB."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from deploykit.job.decode import read_json
+from deploykit.lib.units import plural
 from deploykit.observe import exit_records
 
 FOLDER = "stacks"
@@ -358,7 +359,7 @@ def _children(group: Group) -> Iterator[str]:
         for child in one.children
     )
     for (name, state), count in sorted(counted.items(), key=lambda item: item[1]):
-        yield f"  {count} child process{'' if count == 1 else 'es'} {name}: {state}"
+        yield f"  {plural(count, 'child process', 'child processes')} {name}: {state}"
 
 
 def _group_data(group: Group) -> dict[str, Any]:

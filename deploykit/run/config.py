@@ -17,9 +17,8 @@ import os
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from deploykit.backends import base as backend
 from deploykit.job import file as jobfile
@@ -48,8 +47,7 @@ _ONLY_WITH = {"slurm.folder": "slurm.host"}
 """Keys that depend on the value of another: the folder is on that host."""
 
 
-@dataclass(frozen=True)
-class Config:
+class Config(NamedTuple):
     """The values of a config file, and the line of each, by key."""
 
     path: Path
@@ -60,8 +58,7 @@ class Config:
         return f"{self.path}, line {self.lines[key]}" if key in self.lines else str(self.path)
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """A setting as a job would see it; `where` names the file and line, or the variable."""
 
     key: str

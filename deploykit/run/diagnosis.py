@@ -30,7 +30,7 @@ from deploykit.diagnose.dumps import Dump
 from deploykit.diagnose.endings import Ending
 from deploykit.diagnose.ranking import Cause, Diagnosis, Evidence
 from deploykit.job.model import LogLine, State
-from deploykit.lib import display
+from deploykit.lib import render
 from deploykit.lib.errors import BackendUnavailable, DeploykitError, NotFound
 from deploykit.observe import exit_records, stacks
 from deploykit.observe.exit_records import ExitRecord
@@ -77,7 +77,7 @@ class RunDiagnosis:
         return "\n".join(report(self))
 
     def _repr_html_(self) -> str:
-        return display.notes(self.warnings) + display.block(str(self))
+        return render.notes(self.warnings) + render.block(str(self))
 
 
 def of_run(row: Run, rules: RuleSet | None = None) -> RunDiagnosis:

@@ -12,9 +12,10 @@ import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from deploykit.backends import base as backend
 from deploykit.job.decode import read_json
@@ -47,8 +48,7 @@ _LOOK_AT = {
 }
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(NamedTuple):
     target: str
     """``slurm://localhost``."""
     node: str
@@ -85,7 +85,7 @@ def learn(rows: Iterable[Run]) -> None:
             nodes[name] = earlier  # it is known, and perhaps about to expire
         else:
             checked = earlier.failed_check or node.failed_check
-            nodes[name] = replace(node, failed_check=checked, runs=(*earlier.runs, *node.runs))
+            nodes[name] = node._replace(failed_check=checked, runs=(*earlier.runs, *node.runs))
     if list(nodes.values()) != known:
         _write(nodes.values())
 
@@ -112,7 +112,7 @@ def _write(nodes: Iterable[Node]) -> None:
     file = paths.left_out()
     paths.private_folder(file.parent)
     scratch = file.with_name(f".{file.name}.{time.monotonic_ns()}")
-    paths.write(scratch, json.dumps([asdict(node) for node in ordered], indent=1) + "\n")
+    paths.write(scratch, json.dumps([node._asdict() for node in ordered], indent=1) + "\n")
     scratch.replace(file)
 
 

@@ -9,7 +9,6 @@ A read takes no write lock.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 import sqlite3
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple
 from deploykit.backends.base import JOB
 from deploykit.job.decode import read_json
 from deploykit.job.model import Handle, State, Status
-from deploykit.lib import paths
+from deploykit.lib import paths, progress
 from deploykit.lib.errors import CannotWrite, NotFound, UsageError
 
 _HIGHEST = "\U0010ffff"
@@ -429,7 +428,7 @@ def _take(database: sqlite3.Connection, statement: str) -> None:
             raise
         (_, _, file), *_ = database.execute("PRAGMA database_list")
         what = f"the registry of runs {file}, which another process has locked"
-        logging.getLogger("deploykit").warning("waiting up to %d s for %s", _LONG_WAIT, what)
+        progress.warn(f"waiting up to {_LONG_WAIT} s for {what}")
         database.execute(f"PRAGMA busy_timeout = {_LONG_WAIT * 1000}")
         database.execute(statement).fetchall()
     database.execute(f"PRAGMA busy_timeout = {_LONG_WAIT * 1000}")

@@ -15,7 +15,7 @@ import pytest
 import deploykit
 from deploykit.api.run import Run
 from deploykit.job.model import State, Status
-from deploykit.lib import display
+from deploykit.lib import render
 from deploykit.run import registry
 from tests.backends.test_example_backend import installed  # noqa: F401 - a backend that runs nothing
 
@@ -80,7 +80,7 @@ def test_a_plan_shows_its_text_and_warnings(project, monkeypatch):
 
 
 def test_the_middle_of_a_very_long_text_is_left_out():
-    page = display.block("a" * 50_000 + "end")
+    page = render.block("a" * 50_000 + "end")
     assert len(page) < 25_000
     assert "... 30003 characters ..." in page
     assert page.endswith("end</pre>")

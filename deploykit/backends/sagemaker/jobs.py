@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from deploykit.backends.sagemaker import aws
 from deploykit.backends.sagemaker.options import environment_region
 from deploykit.backends.sagemaker.request import results
 from deploykit.job.model import NO_JOB, Handle, LogLine, State, Status
-from deploykit.lib import shell
+from deploykit.lib import progress, shell
 from deploykit.lib.errors import (
     BackendUnavailable,
     DeploykitError,
@@ -248,8 +247,8 @@ def _tolerate(error: DeploykitError, outage_start: float | None) -> float:
     now = time.monotonic()
     if outage_start is None:
         hint = f"; {error.hint}" if error.hint else ""
-        text = f"cannot read new lines: {error}{hint}. Reading resumes when AWS answers again."
-        logging.getLogger(__name__).warning(text)
+        resumes = "Reading resumes when AWS answers again."
+        progress.warn(f"cannot read new lines: {error}{hint}. {resumes}")
     elif now > outage_start + _OUTAGE_LIMIT:
         raise error
     return outage_start or now

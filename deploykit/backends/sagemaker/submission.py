@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import io
 import json
-import logging
 import os
 from functools import partial
 from pathlib import Path
@@ -85,8 +84,8 @@ def submit(plan: Plan, folder: Path) -> Handle:
         else:
             payer = created["TrainingJobArn"].split(":")[4:5]
             if payer != [plan.options.role.split(":")[4]]:
-                text = "warning: %s runs in account %s, which pays for it, not in that of its role"
-                logging.getLogger(__name__).warning(text, plan.run, *payer or ["unknown"])
+                where = f"runs in account {(payer or ['unknown'])[0]}, which pays for it"
+                progress.warn(f"warning: {plan.run} {where}, not in that of its role")
     return Handle("sagemaker", plan.target, plan.run, plan.run, str(folder))
 
 

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import io
 import json
-import logging
 import os
 import re
 import shlex
@@ -29,7 +28,7 @@ from deploykit.backends import base as backend
 from deploykit.backends.base import RemoteFile
 from deploykit.bundle import archive as bundles
 from deploykit.job.model import Handle, Plan
-from deploykit.lib import paths, shell
+from deploykit.lib import paths, progress, shell
 from deploykit.lib.errors import BackendUnavailable, CannotWrite, NotPermitted, TryAgain
 from deploykit.observe import logfiles
 
@@ -100,7 +99,7 @@ def run(host: str, script: str, data: bytes | None = None) -> tuple[int, bytes, 
             break
         if pause == _PAUSES[0]:
             reason = shown.strip().partition("\n")[0]
-            logging.getLogger(__name__).warning("ssh %s: %s; retrying", host, reason)
+            progress.warn(f"ssh {host}: {reason}; retrying")
         time.sleep(pause)
     hint = f"try `{shell.command('ssh', '--', host, 'true')}`, then the same command again"
     if _LOGIN_DENIED.search(err):
@@ -256,7 +255,7 @@ def _do(host: str, home: Path, script: str, data: bytes | None = None) -> bytes:
     enter = _ENTER.format(folder=shlex.quote(str(home)))
     code, out, err = run(host, f"{enter} && {script}", data)
     if _NARROWED in err:
-        logging.getLogger(__name__).warning("warning: %s: %s: %s", host, home, _NARROWED)
+        progress.warn(f"warning: {host}: {home}: {_NARROWED}")
     if code == 0:
         return out
     if code == _FOREIGN_OWNER:

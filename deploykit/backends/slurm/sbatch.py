@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import io
 import locale
-import logging
 import os
 import re
 import shlex
@@ -38,7 +37,7 @@ from deploykit.bundle import archive as bundles
 from deploykit.bundle.node_plane import FOLDER as NODE_PLANE
 from deploykit.job.decode import whole
 from deploykit.job.model import Handle, Plan, State, Status
-from deploykit.lib import paths, shell
+from deploykit.lib import paths, progress, shell
 from deploykit.lib.errors import BackendUnavailable, SubmitRefused, TryAgain
 
 _PORT_FILE = "rendezvous.json"
@@ -122,8 +121,8 @@ def _warn_if_blocked(run: str, job: str, host: str | None) -> Status | None:
     if not states.never_starts(reason):
         return None
     sentence = states.sentence(reason)
-    text = "warning: %s is queued, but %s; to remove it: deploykit cancel %s"
-    logging.getLogger(__name__).warning(text, run, sentence, run)
+    remove = f"to remove it: deploykit cancel {run}"
+    progress.warn(f"warning: {run} is queued, but {sentence}; {remove}")
     return Status(State.BLOCKED, "PENDING", sentence)
 
 

@@ -220,7 +220,8 @@ def test_planning_imports_no_sdk():
         "assert all(p.severity == 'warning' for p in sagemaker.check(job, options))\n"
         "print(sagemaker.plan(job, options, run='a-1', bundle=bundle).target)\n"
         "loaded = {name.split('.')[0] for name in sys.modules}\n"
-        "print(loaded & {'boto3', 'botocore', 'sagemaker', 'urllib3', 'torch', 'submitit'})\n"
+        "heavy = {'boto3', 'botocore', 'email', 'sagemaker', 'submitit', 'torch', 'urllib3'}\n"
+        "print(loaded & heavy)\n"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.split("\n") == ["us-east-1", "set()", ""]

@@ -18,7 +18,7 @@ import pytest
 
 from deploykit.backends import sagemaker
 from deploykit.backends.sagemaker import aws as clients
-from deploykit.backends.sagemaker import estimator, submission
+from deploykit.backends.sagemaker import submission
 from deploykit.bundle import archive as bundles
 from deploykit.lib.errors import (
     BackendUnavailable,
@@ -110,7 +110,7 @@ def test_a_job_that_the_sdk_refuses_is_refused(aws, planned, tmp_path):
 
 
 def test_a_missing_sdk_matters_only_if_it_is_required(aws, planned, tmp_path, monkeypatch):
-    monkeypatch.setattr(estimator, "version", lambda _: "3.1.0")
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "3.1.0")
     with pytest.raises(BackendUnavailable, match=r"installed: 3\.1\.0"):
         sagemaker.submit(planned(sender="sdk"), tmp_path)
     assert aws.requests == []
