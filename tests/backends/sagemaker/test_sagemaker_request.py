@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploykit.backends import sagemaker
+from deploykit.backends.sagemaker import estimator as sdk
 from deploykit.backends.sagemaker import request as rendering
 from deploykit.backends.sagemaker import rules as oracle
 from deploykit.backends.sagemaker.options import METRICS, Channel, InstanceGroup, ModelParallel
@@ -27,7 +28,7 @@ from deploykit.bundle import archive as bundles
 from deploykit.bundle import node_plane
 from deploykit.cli import main as cli
 from deploykit.job.model import Entrypoint
-from deploykit.lib.errors import JobFileError
+from deploykit.lib.errors import JobFileError, UsageError
 from deploykit.run import lifecycle
 from tests.aws_server import SECTION
 from tests.backends.sagemaker.sagemaker_jobs import vary
@@ -484,6 +485,11 @@ def test_fields_that_another_key_sets_or_the_api_refuses_are_problems(request_, 
 def test_the_sdk_cannot_send_more_fields():
     found = sagemaker.check(*vary(request={"ExperimentConfig": {"TrialName": "a"}}, sender="sdk"))
     assert [one.hint for one in found if one.path == "sagemaker.request"] == ["sender: boto3"]
+
+
+def test_an_estimator_refuses_fields_that_it_would_drop():
+    with pytest.raises(UsageError, match=r"sagemaker\.request"):
+        sdk.estimator(*vary(request={"ExperimentConfig": {"TrialName": "a"}}), {}, None, print)
 
 
 def test_fields_are_read_from_a_job_file(project, capsys):
