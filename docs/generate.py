@@ -180,7 +180,7 @@ def takes(kind: Any, metadata: Sequence[Any]) -> str:
         return f"list of: {of(get_args(kind)[0])}"
     if get_args(kind):
         return f"names ({of(get_args(kind)[0])}) with values ({of(get_args(kind)[1])})"
-    plain = {str: "text", int: "whole number", bool: "`true` or `false`"}[kind]
+    plain = {str: "text", int: "whole number", bool: "`true` or `false`", Any: "any value"}[kind]
     patterns = (note for note in metadata if isinstance(note, Pattern) and note is not NOT_EMPTY)
     return next((note.meaning for note in patterns), plain) + limits(metadata)
 

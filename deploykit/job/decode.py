@@ -335,6 +335,21 @@ def encodable(text: str) -> bool:
     return text.encode(errors="ignore").decode() == text
 
 
+def _anything(data: object) -> Any:
+    """Plain data of any shape: unquoted scalars are numbers and booleans where they look so."""
+    if isinstance(data, Mapping):
+        return {str(name): _anything(value) for name, value in data.items()}
+    if isinstance(data, Sequence) and not isinstance(data, str):
+        return [_anything(value) for value in data]
+    if isinstance(data, Plain):
+        if re.fullmatch(r"[+-]?[0-9]+", data):
+            return int(data)
+        if re.fullmatch(r"[+-]?[0-9]*\.[0-9]+(e[+-]?[0-9]+)?", data):
+            return float(data)
+        return _BOOLEANS.get(data.lower(), str(data))
+    return data
+
+
 def _text(data: object) -> str:
     if isinstance(data, str):
         if "\0" in data or not encodable(data):
@@ -365,7 +380,7 @@ def _boolean(data: object) -> bool:
     raise ValueError(data)
 
 
-_SCALARS: dict[Any, Any] = {str: _text, int: _integer, bool: _boolean}
+_SCALARS: dict[Any, Any] = {str: _text, int: _integer, bool: _boolean, Any: _anything}
 _EXPECTED: dict[Any, str] = {str: "text", int: "a whole number", bool: "true or false"}
 
 

@@ -19,6 +19,7 @@ _SET_IN_EXAMPLE = {
 """Optional keys that the commented file sets."""
 
 _SCALARS: dict[Any, dict[str, Any]] = {
+    Any: {},
     str: {"type": ["string", "number", "boolean"]},
     int: {"type": ["integer"]},
     bool: {"type": ["boolean", "string"], "pattern": "^([Yy]es|YES|[Nn]o|NO|[Oo]n|ON|[Oo]ff|OFF)$"},

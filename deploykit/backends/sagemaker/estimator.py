@@ -17,7 +17,7 @@ from deploykit.backends.base import LAUNCH
 from deploykit.backends.sagemaker import catalog, request
 from deploykit.backends.sagemaker.options import Options
 from deploykit.job.model import JobSpec, Plan
-from deploykit.lib.errors import BackendUnavailable, SubmitRefused
+from deploykit.lib.errors import BackendUnavailable, SubmitRefused, UsageError
 
 REFUSALS = (ValueError, RuntimeError)
 """What the SDK raises for arguments that it refuses."""
@@ -168,8 +168,14 @@ def estimator(
     """The `PyTorch` estimator for a job; its `fit()` sends the request `planned`.
 
     `fit()` calls `upload` for the source, because the SDK would drop the entry point's folder.
-    `replaced` are arguments of the estimator that differ from those of the job.
+    `replaced` are arguments of the estimator that differ from those of the job. Raises UsageError
+    for a job with `request`, whose fields the SDK would drop.
     """
+    if options.request:
+        raise UsageError(
+            "an estimator cannot send the fields of sagemaker.request",
+            hint="remove sagemaker.request, or submit the job: `deploykit submit`",
+        )
     from sagemaker.fw_utils import UploadedCode
     from sagemaker.pytorch.estimator import PyTorch
 

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from deploykit.backends.sagemaker import catalog
 from deploykit.doctor.requirements import BUCKET, REGION
@@ -394,6 +394,14 @@ class Options:
     debugger: Annotated[
         bool, Help("Enable SageMaker Debugger's hook; requires an image with smdebug.", "false")
     ] = False
+    request: Annotated[
+        Mapping[str, Any],
+        Help(
+            "More fields of the CreateTrainingJob request, by their names in the API. Those that "
+            "deploykit sets from other keys are refused.",
+            example="{StoppingCondition: {MaxPendingTimeInSeconds: 7200}}",
+        ),
+    ] = field(default_factory=dict)
     sender: Annotated[
         Literal["boto3", "sdk"],
         Help(

@@ -91,7 +91,16 @@ def render(job: JobSpec, options: Options, *, run: str, bundle: str) -> dict[str
         request["OutputDataConfig"]["CompressionType"] = "NONE"
     if job.checkpoints is not None:
         request["CheckpointConfig"] = {"S3Uri": job.checkpoints, "LocalPath": CHECKPOINTS}
-    return request | _extras(job, options)
+    return _merged(request | _extras(job, options), options.request)
+
+
+def _merged(planned: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """The planned request with further fields; `check` refuses those that it has already."""
+    merged = {**more, **planned}
+    for name in planned.keys() & more.keys():
+        if isinstance(planned[name], Mapping) and isinstance(more[name], Mapping):
+            merged[name] = _merged(planned[name], more[name])
+    return merged
 
 
 def output(job: JobSpec, options: Options) -> str:

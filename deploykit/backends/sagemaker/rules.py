@@ -87,6 +87,15 @@ _KEYS = {
     "InputDataConfig": "data",
     "OutputDataConfig.S3OutputPath": "output",
     "CheckpointConfig.S3Uri": "checkpoints",
+    "EnableManagedSpotTraining": "sagemaker.spot",
+    "EnableNetworkIsolation": "sagemaker.network_isolation",
+    "EnableInterContainerTrafficEncryption": "sagemaker.encrypt_inter_container_traffic",
+    "RemoteDebugConfig": "sagemaker.remote_debug",
+    "ProfilerConfig": "sagemaker.profiler_interval",
+    "AlgorithmSpecification.ContainerEntrypoint": "sagemaker.image_entrypoint",
+    "OutputDataConfig.CompressionType": "sagemaker.output_compression",
+    "CheckpointConfig": "checkpoints",
+    "TrainingJobName": "--run",
     "HyperParameters": "entrypoint.args",
     "Tags": "sagemaker.tags",
 }
@@ -201,8 +210,10 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
         image, where = options.image_uri or "image", region(options) or _USUAL_REGION
         options = replace(options, image_uri=image, region=where, instance_type=kind)
     rendered = request.render(job, options, run=_ANY_RUN, bundle=_ANY_BUNDLE)
+    yield from _check_request(job, options)
     try:
-        refused = request_problems(rendered)
+        wrong = list(_type_problems(rendered)) if options.request else []
+        refused = wrong or request_problems(rendered)
     except BackendUnavailable:
         if not errors:
             raise
@@ -228,6 +239,46 @@ def _check_features(job: JobSpec, options: Options) -> Iterator[Problem]:
     if job.log_limit != backend.LOG_LIMIT:
         message = "is not enforced on SageMaker: CloudWatch takes all output, and bills it"
         yield Problem("log_limit", message, severity="warning")
+
+
+def _check_request(job: JobSpec, options: Options) -> Iterator[Problem]:
+    """Report fields of `request` that another key sets."""
+    if not options.request:
+        return
+    if options.sender == "sdk":
+        message = "the SageMaker SDK cannot send further fields of the request"
+        yield Problem("sagemaker.request", message, "sender: boto3")
+    own = dict(_leaves(request.render(job, replace(options, request={}), run="", bundle="")))
+    for path, value in _leaves(options.request):
+        keys = {key for field, key in _KEYS.items() if f"{path}.".startswith(f"{field}.")}
+        if keys:
+            yield Problem(f"sagemaker.request.{path}", f"deploykit sets it: use {keys.pop()}")
+        elif path in own:
+            yield Problem(f"sagemaker.request.{path}", f"deploykit sets it, to {own[path]!r}")
+        elif isinstance(value, Mapping):
+            yield Problem(f"sagemaker.request.{path}", "is empty", "remove it")
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted path and the value of everything that is not a mapping with entries."""
+    if isinstance(value, Mapping) and value:
+        for name, item in value.items():
+            yield from _leaves(item, f"{path}.{name}".lstrip("."))
+    else:
+        yield path, value
+
+
+def _type_problems(rendered: Mapping[str, Any]) -> Iterator[Problem]:
+    """Wrong types and missing fields, which botocore refuses before it sends a request."""
+    from botocore.model import ShapeResolver
+    from botocore.validate import ParamValidator
+
+    shape = ShapeResolver(_shapes()).get_shape_by_name("CreateTrainingJobRequest")
+    report = ParamValidator().validate(rendered, shape)
+    if report.has_errors():
+        for line in report.generate_report().splitlines():
+            if line.startswith(("Invalid type", "Missing required")):  # the rest has hints here
+                yield Problem("sagemaker.request", line)
 
 
 def consequences(job: JobSpec, options: Options, today: dt.date | None = None) -> list[Consequence]:
@@ -308,7 +359,8 @@ def _violations(shapes: Any, shape: Any, value: Any, path: str) -> Iterator[tupl
                 member = shapes[shape["members"][name]["shape"]]
                 yield from _violations(shapes, member, item, inner)
             else:
-                yield inner, "is unknown to the installed botocore", "pip install -U boto3"
+                hint = did_you_mean(name, shape["members"]) or "pip install -U boto3"
+                yield inner, "is unknown to the installed botocore", hint
     elif shape["type"] == "list":
         for number, item in enumerate(value):
             member = shapes[shape["member"]["shape"]]

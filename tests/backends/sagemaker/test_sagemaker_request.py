@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploykit.backends import sagemaker
+from deploykit.backends.sagemaker import estimator as sdk
 from deploykit.backends.sagemaker import request as rendering
 from deploykit.backends.sagemaker import rules as oracle
 from deploykit.backends.sagemaker.options import METRICS, Channel, InstanceGroup, ModelParallel
@@ -27,7 +28,7 @@ from deploykit.bundle import archive as bundles
 from deploykit.bundle import node_plane
 from deploykit.cli import main as cli
 from deploykit.job.model import Entrypoint
-from deploykit.lib.errors import JobFileError
+from deploykit.lib.errors import JobFileError, UsageError
 from deploykit.run import lifecycle
 from tests.aws_server import SECTION
 from tests.backends.sagemaker.sagemaker_jobs import vary
@@ -422,3 +423,87 @@ def test_a_chunk_is_within_the_services_limit_once_it_is_json(quotes, sizes):
     chunks = list(rendering._chunks('"' * quotes + "x" * (2400 - quotes)))
     assert [len(chunk) for chunk in chunks] == sizes
     assert max(len(json.dumps(chunk)) for chunk in chunks) <= 2500
+
+
+MORE_FIELDS = {
+    "StoppingCondition": {"MaxPendingTimeInSeconds": 7200},
+    "InfraCheckConfig": {"EnableInfraCheck": True},
+    "AlgorithmSpecification": {
+        "TrainingImageConfig": {"TrainingRepositoryAccessMode": "Vpc"},
+    },
+    "ExperimentConfig": {"ExperimentName": "vision", "TrialName": "first"},
+    "SessionChainingConfig": {"EnableSessionTagChaining": True},
+    "MlflowConfig": {"MlflowResourceArn": "arn:aws:sagemaker:us-east-1:123456789012:mlflow-app/a"},
+    "DebugRuleConfigurations": [
+        {"RuleConfigurationName": "loss", "RuleEvaluatorImage": "image", "VolumeSizeInGB": 1}
+    ],
+    "ProfilerRuleConfigurations": [{"RuleConfigurationName": "gpu", "RuleEvaluatorImage": "image"}],
+    "ResourceConfig": {
+        "InstancePlacementConfig": {
+            "EnableMultipleJobs": True,
+            "PlacementSpecifications": [{"UltraServerId": "ultra-1", "InstanceCount": 2}],
+        }
+    },
+}
+
+
+def test_fields_of_the_api_beyond_deploykits_keys_are_sent():
+    job, options = vary(request=MORE_FIELDS)
+    assert [one.message for one in sagemaker.check(job, options) if one.severity == "error"] == []
+    plain = rendering.render(*vary(), run="digits-1", bundle="0" * 64)
+    sent = rendering.render(job, options, run="digits-1", bundle="0" * 64)
+    for name, value in MORE_FIELDS.items():
+        if isinstance(value, dict):
+            assert sent[name] == {**plain.get(name, {}), **value}
+        else:
+            assert sent[name] == value
+    assert {name: sent[name] for name in plain if name not in MORE_FIELDS} == {
+        name: value for name, value in plain.items() if name not in MORE_FIELDS
+    }
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"StoppingCondition": {"MaxRuntimeInSeconds": 5}}, "use resources.time_limit"),
+        ({"RoleArn": "other"}, "use sagemaker.role"),
+        ({"Environment": {"A": "1"}}, "use env"),
+        ({"CheckpointConfig": {"LocalPath": "/opt"}}, "use checkpoints"),
+        ({"TrainingJobName": "mine"}, "use --run"),
+        ({"AlgorithmSpecification": {"TrainingInputMode": "Pipe"}}, "deploykit sets it, to 'File'"),
+        ({"StopingCondition": {"A": 1}}, "is unknown to the installed botocore"),
+        ({"StoppingCondition": {"MaxPendingTimeInSeconds": "soon"}}, "Invalid type"),
+        ({"StoppingCondition": {"MaxPendingTimeInSeconds": 5}}, "the minimum is 1800"),
+        ({"DebugRuleConfigurations": [{"RuleEvaluatorImage": "x"}]}, "Missing required parameter"),
+        ({"ExperimentConfig": {}}, "is empty"),
+    ],
+)
+def test_fields_that_another_key_sets_or_the_api_refuses_are_problems(request_, message):
+    found = [one.message for one in sagemaker.check(*vary(request=request_))]
+    assert any(message in one for one in found), found
+
+
+def test_the_sdk_cannot_send_more_fields():
+    found = sagemaker.check(*vary(request={"ExperimentConfig": {"TrialName": "a"}}, sender="sdk"))
+    assert [one.hint for one in found if one.path == "sagemaker.request"] == ["sender: boto3"]
+
+
+def test_an_estimator_refuses_fields_that_it_would_drop():
+    with pytest.raises(UsageError, match=r"sagemaker\.request"):
+        sdk.estimator(*vary(request={"ExperimentConfig": {"TrialName": "a"}}), {}, None, print)
+
+
+def test_fields_are_read_from_a_job_file(project, capsys):
+    more = """\
+  request:
+    StoppingCondition: {MaxPendingTimeInSeconds: 7200}
+    InfraCheckConfig: {EnableInfraCheck: yes}
+    ExperimentConfig: {TrialName: "5"}
+"""
+    with (project / "job.yaml").open("a") as file:
+        file.write(SECTION + more)
+    assert cli.main(["submit", "--backend", "sagemaker", "--dry-run", "--json"]) == 0
+    plan = json.loads(json.loads(capsys.readouterr().out)["text"])
+    assert plan["StoppingCondition"]["MaxPendingTimeInSeconds"] == 7200
+    assert plan["InfraCheckConfig"] == {"EnableInfraCheck": True}
+    assert plan["ExperimentConfig"] == {"TrialName": "5"}
