@@ -35,7 +35,7 @@ class Run:
     def __init__(self, row: Row, warnings: Sequence[Problem] = ()) -> None:
         self._row = row
         self.warnings: tuple[Problem, ...] = tuple(warnings)
-        """Warnings about its job; empty unless `submit` returned this object."""
+        """Warnings about its job, of a run that was just submitted."""
 
     @property
     def id(self) -> str:
