@@ -32,7 +32,7 @@ from typing import Any, Self
 
 _TOP = Path(__file__).resolve().parent.parent
 _TARGETS = {"slurm": (25, 225), "sagemaker": (25, 340)}
-"""Files and switches at most (CONTRIBUTING.md, "The trip of a submit")."""
+"""Files and switches at most (CONTRIBUTING.md, "Structure")."""
 _PRICE = ("cost/", "backends/sagemaker/offers.py")
 """Files that compute the line about the price; they are counted apart."""
 _SAGEMAKER = {

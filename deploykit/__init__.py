@@ -5,7 +5,7 @@
     run = deploykit.submit("job.yaml", backend="slurm", args=["--lr", 0.1])
     run.wait(check=True)
 
-Importing this imports nothing else: each name is looked up when it is first used.
+The import is cheap: each name is imported when it is first used.
 """
 
 TYPE_CHECKING = False  # type checkers take it as true; importing `typing` takes a while

@@ -29,7 +29,7 @@ def estimator(
     *,
     run: str | None = None,
 ) -> Any:
-    """The `PyTorch` estimator of a job; `fit()` sends the request that the dry run shows.
+    """Return a job's `PyTorch` estimator; `fit()` sends the request that the dry run shows.
 
     `job` is a job file or a `deploykit.Job`. `overrides` are ``a.b=c``, as after ``--set``. `run`
     names the training job; default: a new name. `fit()` uploads the source first. Its arguments are

@@ -41,13 +41,12 @@ def executor(
     *,
     folder: str | Path | None = None,
 ) -> Any:
-    """A `submitit.SlurmExecutor` with the resources, environment and `slurm` section of `job`,
-    a job file or a `deploykit.Job`.
+    """Return a `submitit.SlurmExecutor` with a job's resources, environment and `slurm` section.
 
-    `overrides` are ``a.b=c``, as after ``--set``. `folder` stores functions, logs and results, and
-    must be on a file system shared with the nodes; the default is `functions` in deploykit's
-    folder. A function runs once for each process of the job, as a task of srun. `deploykit list`
-    does not show these jobs.
+    `job` is a job file or a `deploykit.Job`. `overrides` are ``a.b=c``, as after ``--set``.
+    `folder` stores functions, logs and results, and must be on a file system shared with the nodes;
+    the default is `functions` in deploykit's folder. A function runs once for each process of the
+    job, as a task of srun. `deploykit list` does not show these jobs.
 
     Raises JobFileError with every problem of the job file.
     """

@@ -34,21 +34,19 @@ SECTION = (
     "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.10.0-gpu-py313}"
 )
 HEAD = """\
-# Four first minutes
+# Four users' first minutes
 
 A student with a laptop, a researcher on a Slurm cluster, an engineer on SageMaker and an operator
-start in an empty folder and an empty home, with what the README says. `docs/roles.py` plays them
-and writes this page; the project's tests play every command again. Dots stand for what changes from
-run to run.
+each start with an empty folder and an empty home. `docs/roles.py` runs their commands and writes
+this page; the tests run them again. Dots replace text that changes from run to run.
 
 | | first success after | commands | dead ends |
 |---|---:|---:|---:|
 {rows}
 
-Seconds from the first command to the first job that succeeded, on two cores without a GPU, with
-Python {python}. Before it, once: {install} seconds to install deploykit and PyTorch's CPU build
-from cached wheels. SageMaker is a moto server, which accepts a job and ends it at once; the
-time is that of a submit.
+Times are from the first command to the first successful job, on two cores without a GPU, with
+Python {python}. Before that, it took {install} seconds to install deploykit and PyTorch's CPU build
+from cached wheels. For SageMaker, a moto server accepts each job and ends it at once.
 """
 
 
@@ -65,7 +63,7 @@ class Role:
 
 STUDENT = Role(
     "A student with a laptop",
-    "Wants to see something run, then change it, and mistypes an option.",
+    "The student runs a first job, changes an option, and mistypes another.",
     (
         ("deploykit init", 0),
         ("deploykit submit --wait --run first", 0),
@@ -77,7 +75,7 @@ STUDENT = Role(
 TWO_NODES = "deploykit submit train.py -b slurm --nodes 2 --processes-per-node 1"
 RESEARCHER = Role(
     "A researcher on a Slurm cluster",
-    "Has a script of their own, and wants it on two nodes.",
+    "The researcher has a script and wants to run it on two nodes.",
     (
         ("deploykit init", 0),
         ("rm job.yaml                     # from here on, train.py is the researcher's own", 0),
@@ -91,7 +89,7 @@ RESEARCHER = Role(
 )
 ENGINEER = Role(
     "An engineer on SageMaker",
-    "Has a role and a bucket, and looks before paying.",
+    "The engineer has a role and a bucket, and checks everything before paying.",
     (
         ("deploykit init", 0),
         ("deploykit check -b sagemaker", 65),
@@ -105,7 +103,7 @@ ENGINEER = Role(
 )
 OPERATOR = Role(
     "An operator",
-    "Looks after what others have started: what failed, why, and how much it takes.",
+    "The operator finds failed runs, their causes and their disk usage, and cleans up.",
     (
         ("deploykit init", 0),
         ("deploykit submit --wait --run good", 0),

@@ -17,6 +17,7 @@ STYLE = """
 text { font: 13px system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif; fill: #1f2933 }
 .title { font-weight: 600 } .small { font-size: 11px; fill: #55606d }
 .code { font: 12px ui-monospace, 'SF Mono', 'DejaVu Sans Mono', monospace; white-space: pre }
+.prompt { font-weight: 600; fill: #1d4ed8 } .good { fill: #1a7f37 } .bad { fill: #b42318 }
 .middle { text-anchor: middle } .end { text-anchor: end } .cell { font-size: 10px }
 rect, path, line { stroke: #8a95a3; stroke-width: 1.2 }
 path, .frame { fill: none } .frame { stroke-dasharray: 4 4 }
@@ -26,6 +27,7 @@ path, .frame { fill: none } .frame { stroke-dasharray: 4 4 }
 .thin { stroke-width: .9; stroke-opacity: .35 } .head { fill: #8a95a3; stroke: none }
 @media (prefers-color-scheme: dark) {
   text { fill: #e4e7eb } .small { fill: #a5b0bd }
+  .prompt { fill: #6aa5ea } .good { fill: #58bd82 } .bad { fill: #ff8a80 }
   .plain { fill: #262b33 } .blue { fill: #1d3a5f; stroke: #6aa5ea }
   .green { fill: #173f2a; stroke: #58bd82 } .amber { fill: #4a3510; stroke: #dfa43a }
   .violet { fill: #372a5c; stroke: #a98be8 } .empty { stroke: #4a535f }

@@ -9,6 +9,7 @@ are cut, and the warnings of slow ranks that a busy machine brings are left out.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -41,6 +42,13 @@ SILENT = (
     " --set entrypoint.script=finetune.py --set entrypoint.args=[]"
 )
 COLUMNS = 104
+COLORS = {
+    r"\$ ": "prompt",
+    r"\S+: succeeded|  fix ": "good",
+    r"\S+: failed|[a-z]+_[a-z_]+: |  proof ": "bad",
+    r"  \w+ ": "small",
+}
+"""The style of a line, by how it begins; the first that matches counts."""
 
 
 def main() -> None:
@@ -86,8 +94,8 @@ def picture(lines: list[str]) -> Picture:
     )
     drawn.rect((1, 1), (878, 32 + 18 * len(lines)), "plain")
     for number, line in enumerate(lines):
-        style = "code title" if line.startswith("$ ") else "code"
-        drawn.text((16, 26 + 18 * number), line, style)
+        color = next((style for begin, style in COLORS.items() if re.match(begin, line)), "")
+        drawn.text((16, 26 + 18 * number), line, f"code {color}".rstrip())
     return drawn
 
 

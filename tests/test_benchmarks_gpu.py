@@ -82,11 +82,11 @@ def test_the_page_names_the_machine_and_what_failed(gpu):
         "Speed", "In bf16.", ("model", "rate"), [("a", "1")], ["b: no memory"]
     )
     assert measure.page(machine, [section], dt.date(2026, 11, 23)).splitlines()[4:] == [
-        "Measured on 2026-11-23, with `make gpu`:",
+        "Measured on 2026-11-23 with `make gpu`:",
         "",
         "* 1 x A GPU",
         "",
-        "Not measured there: Strategies, Options, Llama, Tuning, Memory, Steps, Failures, Verbs.",
+        "Not measured here: Strategies, Options, Llama, Tuning, Memory, Steps, Failures, Verbs.",
         "",
         "## Speed",
         "",

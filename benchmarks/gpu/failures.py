@@ -43,7 +43,7 @@ rank = int(os.environ["RANK"])
 """
 FAILURES = (
     Failure("an exception on rank 1", "user_code_error", 'if rank: raise ValueError("no")\n'),
-    Failure("too large a tensor", "cuda_oom", 'torch.empty(1 << 50, device="cuda")\n', 1, 1),
+    Failure("an oversized tensor", "cuda_oom", 'torch.empty(1 << 50, device="cuda")\n', 1, 1),
     Failure(
         "two ranks on one GPU",
         "duplicate_gpu",
@@ -57,7 +57,7 @@ FAILURES = (
         1,
         1,
     ),
-    Failure("a GPU that is not there", "gpu_not_visible", "torch.cuda.set_device(31)\n", 1, 1),
+    Failure("a missing GPU", "gpu_not_visible", "torch.cuda.set_device(31)\n", 1, 1),
     Failure(
         "CUDA in a forked worker",
         "user_code_error",
@@ -67,7 +67,7 @@ FAILURES = (
         1,
     ),
     Failure(
-        "an interface that is not there",
+        "a missing interface",
         "net_iface_wrong",
         'os.environ["NCCL_SOCKET_IFNAME"] = "nope0"\ndist.init_process_group("nccl")\n'
         'dist.all_reduce(torch.ones(1, device="cuda"))\n',
@@ -131,7 +131,7 @@ def waits(machine: Machine, size: Size) -> str:
 
 def diagnosed(machine: Machine) -> Iterator[tuple[str, str, str]]:
     """Each failure that fits this machine, the label expected, and the one that was found."""
-    yield "nothing, with --preflight", "passed", _preflight(machine)
+    yield "none, with --preflight", "passed", _preflight(machine)
     fitting = [one for one in FAILURES if one.gpus <= machine.gpus]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         said = pool.map(partial(_label, machine), fitting)

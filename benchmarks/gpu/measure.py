@@ -99,7 +99,10 @@ def strategies(machine: Machine, sizes: Sizes) -> Section:
         if not result.error and difference > TOLERANCE:
             failed.append(f"{name} differs from one process by {difference:.1e}")
     rows += [(name, str(ranks), "more ranks needed", "") for name in names if name in refused]
-    text = f"{size.name}, {size.steps} steps. Difference: the largest of a loss from one process."
+    text = (
+        f"{size.name}, {size.steps} steps. "
+        "Difference: the largest relative change in loss, against one process."
+    )
     return Section("Strategies", text, ("strategy", *_HEADER), rows, failed)
 
 
@@ -136,14 +139,14 @@ def options(machine: Machine, sizes: Sizes) -> Section:
         ("fp16", ("--precision=fp16",)),
         ("float8", ("--precision=float8",)),
         ("bf16, compiled", ("--precision=bf16", "--compile")),
-        ("bf16, all recomputed", ("--precision=bf16", "--checkpoint-activations")),
-        ("bf16, some recomputed", ("--precision=bf16", "--checkpoint-activations=selective")),
-        ("fsdp, offloaded", ("--strategy=fsdp", "--offload")),
+        ("bf16, full recompute", ("--precision=bf16", "--checkpoint-activations")),
+        ("bf16, selective recompute", ("--precision=bf16", "--checkpoint-activations=selective")),
+        ("fsdp with CPU offload", ("--strategy=fsdp", "--offload")),
         ("optimizer: for-loop", ("--optimizer-implementation=for-loop",)),
         ("optimizer: foreach", ("--optimizer-implementation=foreach",)),
         ("optimizer: fused", ("--optimizer-implementation=fused",)),
         ("compressed gradients", ("--compress=fp16",)),
-        ("sequences in parts", (f"--context-parallel={ranks}",)),
+        ("context parallelism", (f"--context-parallel={ranks}",)),
     )
     wanted = [(name, ranks, ["--strategy=ddp", *words]) for name, words in cases]
     rows, failed, first = [], [], None
@@ -154,11 +157,14 @@ def options(machine: Machine, sizes: Sizes) -> Section:
             continue
         rows.append(_row(name, ranks, found, f"{found.difference(first):.1e}"))
         failed += _errors(name, found)
-    text = f"{size.name}, ddp unless it says otherwise. Difference: of a loss from that of fp32."
+    text = (
+        f"{size.name}, ddp unless noted. "
+        "Difference: the largest relative change in loss, against fp32."
+    )
     return Section("Options", text, ("option", *_HEADER), rows, failed)
 
 
-_HEADER = ("ranks", "difference", "memory of a rank")
+_HEADER = ("ranks", "difference", "memory per rank")
 
 
 def _row(name: str, ranks: int, result: Result, difference: str) -> tuple[str, ...]:
@@ -190,7 +196,7 @@ def _beside_by_hand(title: str, machine: Machine, size: Size) -> Section:
         rows.append((*_rate(name, found), f"{by_hand:,.0f}", ratio))
         failed += _unless_too_large(name, found)
         failed += [] if by_hand or found.error else [f"{name}: the hand-written loop failed"]
-    text = f"{size.name}. bf16, ddp and the fused AdamW, in the trainer and by hand."
+    text = f"{size.name}. bf16, ddp and the fused AdamW, in the trainer and in a hand-written loop."
     return Section(title, text, (*_RATE, "by hand", "ratio"), rows, failed)
 
 
@@ -198,8 +204,8 @@ def tuning(machine: Machine, sizes: Sizes) -> Section:
     """What the options do for the speed and the memory of the larger model."""
     cases = (
         ("bf16, compiled", ("--compile",)),
-        ("all recomputed", ("--compile", "--checkpoint-activations")),
-        ("some recomputed", ("--compile", "--checkpoint-activations=selective")),
+        ("full recompute", ("--compile", "--checkpoint-activations")),
+        ("selective recompute", ("--compile", "--checkpoint-activations=selective")),
         ("float8", ("--compile", "--precision=float8")),
         ("fsdp", ("--compile", "--strategy=fsdp")),
     )
@@ -208,13 +214,13 @@ def tuning(machine: Machine, sizes: Sizes) -> Section:
         found = runs.train(machine, sizes.llama, machine.ranks, *_FAST, *words)
         rows.append(_rate(name, found))
         failed += _unless_too_large(name, found)
-    text = f"{sizes.llama.name}. Each compiled, with ddp unless it says otherwise."
+    text = f"{sizes.llama.name}. All compiled, with ddp unless noted."
     return Section("Tuning", text, _RATE, rows, failed)
 
 
 _BF16 = ("--precision=bf16",)
 _FAST = ("--strategy=ddp", "--optimizer-implementation=fused", *_BF16)
-_RATE = ("what", "tokens/s", "memory of a rank", "MFU")
+_RATE = ("what", "tokens/s", "memory per rank", "MFU")
 
 
 def _rate(name: str, result: Result) -> tuple[str, ...]:
@@ -241,7 +247,7 @@ def memory(machine: Machine, sizes: Sizes) -> Section:
         measured = f"{found.memory / _GIB:.2f} GiB"
         ratio = f"{predicted / found.memory:.2f}" if found.memory and predicted else "-"
         rows.append((name, f"{predicted / _GIB:.2f} GiB", measured, ratio))
-    text = f"{sizes.gpt2.name}. Predicted without the reserve for the CUDA context."
+    text = f"{sizes.gpt2.name}. The prediction excludes the CUDA context."
     return Section("Memory", text, ("strategy", "predicted", "measured", "ratio"), rows, failed)
 
 
@@ -251,10 +257,10 @@ def steps(machine: Machine, sizes: Sizes) -> Section:
     program = runs.HERE / "flash_only.py"
     slow = runs.train(machine, sizes.small, machine.ranks, *_BF16, program=program).error
     rows = [
-        ("a step that is not logged", waiting or "does not wait for the GPU"),
+        ("a step without logging", waiting or "does not wait for the GPU"),
         ("attention in bf16", slow or "is FlashAttention"),
     ]
-    text = "Each is an error where it is not so: `set_sync_debug_mode`, `sdpa_kernel`."
+    text = "Checked with `set_sync_debug_mode` and `sdpa_kernel`."
     return Section("Steps", text, ("what", "result"), rows, [one for one in (waiting, slow) if one])
 
 
@@ -265,8 +271,8 @@ def diagnosed(machine: Machine, _: Sizes) -> Section:
         rows.append((name, expected, said))
         if said != expected:
             failed.append(f"diagnose says {said} of {name}, expected {expected}")
-    text = "Each by `deploykit submit` on this machine; one line is the preflight's test."
-    return Section("Failures", text, ("made on purpose", "expected", "diagnosed"), rows, failed)
+    text = "Each was run with `deploykit submit` on this machine; the first line is the preflight."
+    return Section("Failures", text, ("failure", "expected", "diagnosed"), rows, failed)
 
 
 def verbs(machine: Machine, sizes: Sizes) -> Section:
@@ -275,8 +281,8 @@ def verbs(machine: Machine, sizes: Sizes) -> Section:
     for name, said, problem in sight.seen(machine, sizes.gpt2):
         rows.append((name, said.replace("|", "/")))
         failed += [f"{name}: {problem}"] if problem else []
-    text = f"{sizes.gpt2.name}, on one rank, while it trains."
-    return Section("Verbs", text, ("verb", "what it shows"), rows, failed)
+    text = f"{sizes.gpt2.name}, training on one rank."
+    return Section("Verbs", text, ("verb", "output"), rows, failed)
 
 
 SECTIONS: dict[str, Callable[[Machine, Sizes], Section]] = {
@@ -304,9 +310,9 @@ def page(machine: Machine, sections: Sequence[Section], day: dt.date, before: st
 
 def _head(machine: Machine, day: dt.date, missing: Sequence[str]) -> Iterator[str]:
     yield "<!-- Written by `make gpu`; change benchmarks/gpu/measure.py. -->\n\n# On GPUs\n"
-    yield f"Measured on {day}, with `make gpu`:\n"
+    yield f"Measured on {day} with `make gpu`:\n"
     yield from (f"* {fact}" for fact in machine.facts)
-    yield from ("", f"Not measured there: {', '.join(missing)}.") if missing else ()
+    yield from ("", f"Not measured here: {', '.join(missing)}.") if missing else ()
     yield ""
 
 

@@ -45,7 +45,7 @@ def _doctor(machine: Machine) -> Row:
     wanted = ("--backend=local", f"--gpus-per-node={machine.gpus}", "--processes-per-node=1")
     done = failures.deploykit(machine, "doctor", *wanted, "--json")
     said = [one["message"] for one in json.loads(done.stdout or "{}").get("findings", ())]
-    return "doctor", "; ".join(said) or "no finding", "" if done.returncode == 0 else "errors"
+    return "doctor", "; ".join(said) or "no findings", "" if done.returncode == 0 else "errors"
 
 
 def _watch(machine: Machine) -> Row:

@@ -26,16 +26,16 @@ from deploykit.run.registry import Run as Row
 
 
 class Run:
-    """A run that was submitted. Two are equal if they have the same id.
+    """A submitted run, returned by `submit`, `get`, `runs` and `attach`.
 
-    Made by `submit`, `get`, `runs` and `attach`. It keeps the last status that was asked for;
-    `status()` asks again.
+    It keeps the last known status; `status()` queries the backend. Two runs are equal if they have
+    the same id.
     """
 
     def __init__(self, row: Row, warnings: Sequence[Problem] = ()) -> None:
         self._row = row
         self.warnings: tuple[Problem, ...] = tuple(warnings)
-        """Those about its job, of a run that was submitted here and now."""
+        """Warnings about its job, of a run that was just submitted."""
 
     @property
     def id(self) -> str:
@@ -44,17 +44,17 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The name of its job."""
+        """The job's name."""
         return self._row.name
 
     @property
     def backend(self) -> str:
-        """The backend that runs it."""
+        """The backend's name."""
         return self._row.backend
 
     @property
     def handle(self) -> str | None:
-        """The address of its job, such as ``slurm://prod/4242``; None where none was sent."""
+        """The job's address, such as ``slurm://prod/4242``; None if no job was sent."""
         return str(self._row.handle) if self._row.handle else None
 
     @property
@@ -74,18 +74,18 @@ class Run:
 
     @property
     def commit(self) -> str | None:
-        """The git commit of its source, where that is in a repository."""
+        """The git commit of the source, if it is in a repository."""
         return self._row.revision
 
     @property
     def state(self) -> State:
-        """The state that was last known, without asking the backend."""
+        """The last known state; does not query the backend."""
         return State(self._row.state)
 
     def status(self) -> Status:
-        """Ask the backend: the state, the reason, the exit code.
+        """Query the backend for the state, the reason and the exit code.
 
-        Where it cannot be reached, the last known state, and a reason that says so.
+        If it cannot be reached, the state is the last known one, and the reason says so.
         """
         (self._row,) = run_state.refresh([self._row])
         return self._row.status
@@ -93,9 +93,9 @@ class Run:
     def wait(self, timeout: float | None = None, *, check: bool = False) -> Status:
         """Wait until the run has ended, at most `timeout` seconds.
 
-        Raises TimedOut after that; the run continues. Raises NeverStarts for a run that is queued
-        and cannot start, JobMissing where the target has no job of it. With `check`, raises
-        RunFailed where it ended in another way than with success.
+        Raises TimedOut after that (the run continues), NeverStarts if the run is queued but can
+        never start, and JobMissing if the target has no job of this run. With `check`, raises
+        RunFailed unless the run succeeded.
         """
         for (row,) in run_state.wait_all([self.id], timeout):
             self._row = row
@@ -110,10 +110,10 @@ class Run:
         return self._row.status
 
     def results(self, timeout: float | None = None) -> dict[int, Any]:
-        """What the function of `launch` returned, by rank; waits as `wait` does.
+        """Wait for a run of `launch`, and return what the function returned, by rank.
 
-        Raises FunctionFailed where it raised an exception, RunFailed where the run ended otherwise,
-        NotFound where the run is not of `launch`.
+        Raises FunctionFailed if the function raised an exception, RunFailed if the run ended in any
+        other way, NotFound if `launch` did not start this run, and the errors of `wait`.
         """
         self.wait(timeout)
         return functions.results(self._row)
@@ -129,13 +129,13 @@ class Run:
         since: datetime | None = None,
         first_error: bool = False,
     ) -> Iterator[LogLine]:
-        """The lines of all ranks, oldest first; with `follow` until the run has ended.
+        """Yield the lines of all ranks, oldest first; with `follow`, until the run has ended.
 
-        `rank`, `node`, `task` (of a job array) and `attempt` (0 is the first) select; so does
-        `since`, a time with its zone. `first_error`: only the first traceback or error of any rank.
-        A line has `text`, `rank`, `node`, `task` and `time`; as text it is safe to print.
+        Select lines by `rank`, `node`, `task` (of a job array), `attempt` (from 0) and `since`, a
+        datetime with a time zone. `first_error` selects the first traceback or error of any rank.
+        ``str(line)`` is safe to print.
 
-        Raises NotFound where the run has no logs, UsageError where it has no such task.
+        Raises NotFound if the run has no logs, UsageError if it has no such task.
         """
         if since is not None and since.tzinfo is None:
             raise UsageError("since: expected a time with its zone", hint="datetime.now(UTC)")
@@ -144,27 +144,27 @@ class Run:
         return log_selection.of_run(self._row, wanted, follow=follow)
 
     def metrics(self, *names: str, task: int | None = None) -> list[Point]:
-        """Each number that its script has written or printed, and every step once.
+        """Return all metrics that the script has written or printed, with one point per step.
 
-        `names` are names of metrics, in which ``*`` matches any text; `task` is one of a job array,
-        by default the first. A point has `name`, `value`, `step`, `epoch`, `time` (seconds since
-        1970), `attempt` and `source`; what is not known of it is None.
+        `names` are names of metrics, in which ``*`` matches any text; `task` is a task of a job
+        array, by default the first. A point has `name`, `value`, `step`, `epoch`, `time` (seconds
+        since 1970), `attempt` and `source`; unknown values are None.
         """
         (self._row,) = run_state.refresh([self._row])
         return list(RunMetrics(self._row, task=task).whole(names))
 
     def progress(self) -> Progress:
-        """How far the run is, from all that its script has written and printed."""
+        """Return the run's progress, from everything its script has written or printed."""
         (self._row,) = run_state.refresh([self._row])
         read = RunMetrics(self._row)
         read.refresh()
         return read.progress()
 
     def sync(self) -> int:
-        """Send missing values to the trackers of its job; return how many were sent.
+        """Send missing values to the job's trackers; return how many were sent.
 
-        Raises NotFound if its job names no tracker, and the error of a tracker that failed, after
-        the others have received theirs.
+        Raises NotFound if the job has no tracker. If a tracker fails, the others still get their
+        values before its error is raised.
         """
         sent, _ = run_tracking.sync(self._row)
         for tracker in sent:
@@ -173,12 +173,12 @@ class Run:
         return sum(tracker.values for tracker in sent)
 
     def cancel(self) -> Status:
-        """Stop the run, unless it has ended. Raises NotFound where no job was sent."""
+        """Stop the run unless it has ended. Raises NotFound if no job was sent."""
         self._row = run_state.cancel(self._row)
         return self._row.status
 
     def diagnose(self) -> RunDiagnosis:
-        """Why the run failed, from the logs of all its ranks. Raises NotFound where it has none."""
+        """Find why the run failed, from the logs of all ranks. Raises NotFound without logs."""
         (self._row,) = run_state.refresh([self._row])
         return run_diagnosis.of_run(self._row)
 
@@ -190,11 +190,11 @@ class Run:
         backend: str | None = None,
         run: str | None = None,
     ) -> Run:
-        """Submit again exactly what this run was: its job and its source, as a new run.
+        """Submit this run's job and source again, as a new run.
 
-        `args` follow its own, `set` overrides keys of its job, `backend` is another one to send it
-        to, and `run` the id of the new run.
-        Raises NotFound where its job or source was not kept, and otherwise as `submit`.
+        `args` are added after the job's own, `set` overrides keys of the job, `backend` selects
+        another backend, and `run` is the new run's id.
+        Raises NotFound if the job or source was not kept, and the errors of `submit`.
         """
         changes, arguments = job.overrides(set), job.arguments(args)
         with rerun.prepare(self._row, changes, run, arguments, backend) as prepared:
@@ -203,11 +203,11 @@ class Run:
     def reproduce(
         self, *, backend: str | None = None, run: str | None = None, new_launcher: bool = False
     ) -> Run:
-        """Submit exactly the same bytes as a new run: its bundle, its job, its arguments.
+        """Submit exactly the same bytes as a new run: bundle, job and arguments.
 
-        `backend` is another one to send it to, `run` the id of the new run; `new_launcher` accepts
-        the launcher of this deploykit where the run had another.
-        Raises NotFound where its bundle was not kept, UsageError where anything would differ.
+        `backend` selects another backend, and `run` is the new run's id. `new_launcher` accepts a
+        launcher that differs from the one this run had.
+        Raises NotFound if the bundle was not kept, UsageError if anything would differ.
         """
         with rerun.reproduce(self._row, run, backend, new_launcher=new_launcher) as same:
             return Run(same.submit(), same.prepared.warnings)
@@ -237,7 +237,7 @@ class Run:
 
 
 class Runs(list[Run]):
-    """Runs, the newest first; a table in a notebook."""
+    """A list of runs, newest first; a notebook displays it as a table."""
 
     def _repr_html_(self) -> str:
         rows = (
@@ -248,7 +248,7 @@ class Runs(list[Run]):
 
 
 class Plan:
-    """Exactly what `submit` will send, and the warnings; as text the plan itself."""
+    """Exactly what `submit` will send, with `warnings`; ``str(plan)`` is its text."""
 
     def __init__(self, prepared: lifecycle.Prepared) -> None:
         self._plan = prepared.plan
@@ -256,22 +256,22 @@ class Plan:
 
     @property
     def text(self) -> str:
-        """The script (``sh``) or the request (``json``); `language` says which."""
+        """The script or request that will be sent."""
         return self._plan.text
 
     @property
     def language(self) -> str:
-        """``sh`` or ``json``."""
+        """The language of `text`: ``sh`` or ``json``."""
         return self._plan.language
 
     @property
     def run(self) -> str:
-        """The id that the run will have."""
+        """The id of the future run."""
         return self._plan.run
 
     @property
     def backend(self) -> str:
-        """The backend."""
+        """The backend's name."""
         return self._plan.backend
 
     @property
@@ -281,16 +281,16 @@ class Plan:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files that travel, relative to the source folder."""
+        """The files to send, relative to the source folder."""
         return tuple(entry.path for entry in self._plan.bundle.entries)
 
     @property
     def size(self) -> int:
-        """Bytes of these files."""
+        """The total size of `files`, in bytes."""
         return self._plan.bundle.size
 
     def submit(self) -> Run:
-        """Send it, once: a second time the same run is returned. Raises as `submit`."""
+        """Send the plan; a second call returns the same run. Raises the errors of `submit`."""
         return Run(lifecycle.submit(self._plan), self.warnings)
 
     def __str__(self) -> str:

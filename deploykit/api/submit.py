@@ -35,9 +35,9 @@ def plan(  # noqa: PLR0913 - as submit
     run: str | None = None,
     strict: bool = False,
 ) -> Plan:
-    """What `submit` would send, as ``deploykit submit --dry-run`` shows it. Only reads files.
+    """Return what `submit` would send, like ``deploykit submit --dry-run``. Only reads files.
 
-    The arguments and errors are those of `submit`.
+    Takes the arguments and raises the errors of `submit`.
     """
     return _plan(job, backend, args, set, run, strict=strict)
 
@@ -51,16 +51,16 @@ def submit(  # noqa: PLR0913 - the command's options
     run: str | None = None,
     strict: bool = False,
 ) -> Run:
-    """Run a job on a backend, and return at once; `Run.warnings` has the warnings about it.
+    """Submit a job and return at once; `Run.warnings` lists any warnings.
 
-    `job` is a job file, a script or a `Job`. `backend` defaults to the job's, else the user's
-    default, else local. `args` go to the trainer after those of the job. `set` overrides keys by
-    their path: ``{"resources.nodes": 2}``. `run` is the run id: the same id never starts a second
-    job. `strict` treats warnings as errors.
+    `job` is a job file, a script or a `Job`. The default for `backend` is the job's own, then your
+    config's, then local. `args` are added after those of the job. `set` overrides keys by their
+    path: ``{"resources.nodes": 2}``. `run` is the run id: the same id never starts a second job.
+    `strict` treats warnings as errors.
 
-    Raises NotFound (no such file), JobFileError (with every problem), UsageError (an argument is
-    wrong), and what the backend raises: SubmitRefused, BackendUnavailable, NotPermitted and
-    TryAgain where nothing was started, Uncertain where the job may exist.
+    Raises NotFound (no such file), JobFileError (with every problem) or UsageError (an invalid
+    argument). If nothing was started, the backend raises SubmitRefused, BackendUnavailable,
+    NotPermitted or TryAgain; if the job may exist, it raises Uncertain.
     """
     return _plan(job, backend, args, set, run, strict=strict, pack=True).submit()
 
@@ -125,20 +125,20 @@ def launch(  # noqa: PLR0913 - the usual keys of a job, by name
 ) -> dict[int, T] | Run:
     """Call ``function(*args)`` on every rank of a job; return what each returned, by rank.
 
-    The ranks are torchrun's: `torch.distributed.init_process_group` works in them. The run is an
-    ordinary one, with a state, logs and a diagnosis. `keys` are keys of the section `resources` or
-    of the job, and sections of backends: ``gpus_per_node=8, env={...}, slurm={...}``. Arguments by
-    name: ``functools.partial(function, lr=0.1)``.
+    torchrun starts the ranks, so `torch.distributed.init_process_group` works. The run is an
+    ordinary one, with a state, logs and a diagnosis. `keys` are keys of the job or its `resources`
+    section, and backend sections: ``gpus_per_node=8, env={...}, slurm={...}``. To pass keyword
+    arguments, use ``functools.partial(function, lr=0.1)``.
 
     `on_line` is called with each line of the logs, for example `print`. Interrupting the call
-    cancels the run. With ``wait=False`` the run is returned at once; `Run.results` has the values.
+    cancels the run. With ``wait=False``, the run is returned at once; use `Run.results` later.
 
-    The function is pickled by cloudpickle; what it imports must be installed on the nodes, with the
-    same version of Python. It runs in the current folder, where the nodes have that.
+    cloudpickle sends the function. The nodes need the same Python version and the packages that
+    the function imports. It runs in the current folder if the nodes can see it.
 
-    Raises FunctionFailed with the remote traceback where the function raised an exception on a
-    rank, RunFailed where the run ended otherwise, TimedOut after `timeout` seconds (the run
-    continues), UsageError where the function cannot be pickled, and otherwise as `submit`.
+    Raises FunctionFailed with the remote traceback if the function raises an exception on a rank,
+    RunFailed if the run ends in any other way, TimedOut after `timeout` seconds (the run
+    continues), UsageError if the function cannot be pickled, and the errors of `submit`.
     """
     own = {name: keys.pop(name) for name in tuple(keys) if name in ResourcesKeys.__annotations__}
     own |= {"nodes": nodes, "processes_per_node": processes_per_node, "time_limit": time_limit}
@@ -163,11 +163,11 @@ def check(
     set: Mapping[str, Any] | None = None,  # noqa: A002 - as --set
     strict: bool = False,
 ) -> list[Problem]:
-    """The warnings about a job, found without network or credentials.
+    """Return the warnings about a job, without using the network or credentials.
 
-    `backend` is one name or several; the default is each backend that has a section in the job.
+    `backend` is one name or several; the default is every backend with a section in the job.
 
-    Raises JobFileError with every error; with `strict` also where there are only warnings.
+    Raises JobFileError with every error; with `strict`, also if there are only warnings.
     """
     source = jobs.source(job)
     named = [backend] if isinstance(backend, str) else backend
@@ -185,9 +185,9 @@ def runs(
     name: str | None = None,
     limit: int | None = None,
 ) -> Runs:
-    """The runs with their current state, the newest first; one query to each backend.
+    """Return runs with their current state, newest first. Queries each backend once.
 
-    `state` is one or several; `name` is that of the job; `limit` the greatest number.
+    `state` is one state or several, `name` the name of the job, `limit` the maximum number of runs.
     """
     if isinstance(state, str | State):
         state = [state]
@@ -203,7 +203,7 @@ def runs(
 
 
 def get(run: str) -> Run:
-    """The run with that id, or with a unique beginning of it, of at least four characters.
+    """Return the run with this id or a unique beginning of it, at least four characters long.
 
     Raises NotFound.
     """
@@ -211,9 +211,9 @@ def get(run: str) -> Run:
 
 
 def attach(run: str, backend: str | None = None, *, target: str | None = None) -> Run:
-    """The run that another machine submitted, by its whole id. From now on it is known here.
+    """Return a run submitted on another machine, by its whole id, and add it to the registry.
 
-    `target` is where it runs, such as a region; the default is the environment's. Raises NotFound,
-    and UsageError where the backend does not offer this.
+    `target` is where it runs, such as a region; by default it comes from the environment. Raises
+    NotFound, or UsageError if the backend does not support this.
     """
     return Run(run_state.attach(run, lifecycle.chosen(backend), target))

@@ -54,7 +54,7 @@ class TrackKeys(TypedDict, total=False):
 
 
 class Job(Mapping[str, Any]):
-    """A job, with the keys of a job file as arguments, and sections as mappings.
+    """A job, with the keys of a job file as arguments and sections as mappings.
 
         Job(
             name="digits",
@@ -63,9 +63,9 @@ class Job(Mapping[str, Any]):
             slurm={"partition": "gpu"},
         )
 
-    It is checked only when it is used: `check`, `plan` and `submit` raise JobFileError with every
-    problem, under the names of the keys. Relative locations start at the current folder. A key that
-    is None counts as omitted. `sections` are those of backends.
+    It is checked when it is used: `check`, `plan` and `submit` raise JobFileError with every
+    problem. Relative paths start at the current folder. None means that a key is omitted.
+    `sections` are backend sections.
     """
 
     def __init__(  # noqa: PLR0913 - the keys of a job file

@@ -422,7 +422,7 @@ NO_JOB = "no job"
 
 
 class Status(NamedTuple):
-    """The status of a run. `native` is the target's own state, `reason` a sentence.
+    """The status of a run. `native` is the target's own state; `reason` explains the state.
 
     `output` is the location of the results, if the target reports one.
     """
@@ -505,10 +505,10 @@ class Plan(NamedTuple):
 
 
 class LogLine(NamedTuple):
-    """One line of a log, without its newline. `time` is aware, in UTC.
+    """One line of a log, without its newline. `time` has a time zone, UTC.
 
-    Bytes that are not valid UTF-8 are surrogates in `text` (PEP 383), so that none is lost. As text
-    it is safe to print: logs are untrusted, and a terminal obeys control characters.
+    ``str(line)`` is safe to print; `text` may contain control characters, because logs are
+    untrusted. Invalid UTF-8 becomes surrogates in `text` (PEP 383), so that no byte is lost.
     """
 
     text: str

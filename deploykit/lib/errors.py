@@ -51,7 +51,7 @@ def _restored(kind: type[DeploykitError], args: tuple[Any, ...], values: Any) ->
 
 
 class UsageError(DeploykitError):
-    """The command line or an argument is wrong: the message says how, or all of `problems` do."""
+    """The command line or an argument is invalid: see the message or `problems`."""
 
     exit_code = 64
     meaning = "the command line is invalid"
@@ -70,7 +70,7 @@ def _counted(source: str, problems: Sequence[Problem]) -> str:
 
 
 class JobFileError(DeploykitError):
-    """The job file, or what it refers to, has problems: all of them, not the first."""
+    """The job file, or a file it refers to, has problems; all of them are listed."""
 
     exit_code = 65
     meaning = "the job file has problems; all of them are listed"
@@ -116,7 +116,7 @@ class SubmitRefused(DeploykitError):
 
 
 class CannotWrite(DeploykitError):
-    """A file of deploykit's own cannot be written."""
+    """deploykit cannot write one of its own files."""
 
     exit_code = 73
     meaning = "a file cannot be written (disk full, read-only)"
@@ -134,7 +134,7 @@ class Uncertain(DeploykitError):
 
 
 class TryAgain(DeploykitError):
-    """A transient error; nothing was started."""
+    """A transient error; nothing was started, so try again."""
 
     exit_code = 75
     meaning = "a transient error (busy scheduler, throttling, a concurrent submit); try again"
@@ -156,21 +156,21 @@ class TimedOut(DeploykitError, TimeoutError):
 
 
 class NeverStarts(DeploykitError):
-    """A run is queued, but can never start as it is. The code is above those of `sysexits.h`."""
+    """A run is queued, but can never start. `sysexits.h` has no such code."""
 
     exit_code = 81
     meaning = "`wait`, `submit --wait`: the run is queued, but can never start"
 
 
 class JobMissing(DeploykitError):
-    """The target answers that it has no job of the run. The code is above `sysexits.h`'s."""
+    """The target has no job of the run. `sysexits.h` has no such code."""
 
     exit_code = 83
     meaning = "`wait`, `submit --wait`: the target has no job of the run"
 
 
 class RunFailed(DeploykitError):
-    """A run has failed or was cancelled; `exit_code` is that of `deploykit wait`, `run` its id."""
+    """A run failed or was cancelled. `run` is its id, `exit_code` that of `deploykit wait`."""
 
     exit_code = 1
     meaning = "`wait`, `submit --wait`: the run failed, without a code of its own"

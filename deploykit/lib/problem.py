@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
 
 class Problem(NamedTuple):
-    """An error or a warning about a job: where, what was expected, what was probably meant.
+    """An error or a warning about a job. `hint` suggests a fix.
 
-    `path` is the path in the job file (``resources.nodes``), empty for the file as a whole.
-    `line` counts from 1; None where unknown (TOML, --set, a missing key). `source` is the URL that
+    `path` is the path in the job file (``resources.nodes``), or empty for the whole file. `line`
+    starts at 1; it is None if unknown (TOML, --set, a missing key). `source` is a URL that
     documents the rule.
     """
 

@@ -56,7 +56,7 @@ _CODE = re.compile(r" \(exit code \d+\)")
 
 @dataclass(frozen=True)
 class RunDiagnosis:
-    """Why a run failed: `causes`, the most probable first; as text what `diagnose` prints.
+    """Why a run failed: `causes`, most probable first. ``str()`` is what `diagnose` prints.
 
     A cause has `rule.label`, `rule.means`, `evidence` (with `file`, `line`, `text` and `rank`),
     `first_rank` and `fix`.

@@ -60,7 +60,7 @@ _EVERY = {"step_seconds": -1, "step_time": -1, "steps_per_second": 1, "it_per_se
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is. What is not known is None."""
+    """The progress of a run. Unknown values are None."""
 
     step: int | None = None
     total: int | None = None
