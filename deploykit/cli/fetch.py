@@ -4,6 +4,7 @@ Without a choice it fetches the results (`--output`). Files that are already the
 are skipped, so an interrupted fetch continues where it stopped. SageMaker's archives are unpacked
 into output/ and model/.
 
+deploykit fetch                                      the newest run's results
 deploykit fetch exp-1                                results, into exp-1/output and exp-1/model
 deploykit fetch exp-1 --checkpoints -p 'step-01*'    some checkpoints, into exp-1/checkpoints
 deploykit fetch exp-1 --output --checkpoints --logs --to /data/exp-1
@@ -23,12 +24,12 @@ from deploykit.run import log_selection, registry
 from deploykit.run.log_selection import Selection
 from deploykit.run.registry import Run
 
+SHARED = ("run",)
 _SHOWN = 20
 """Files that a dry run lists one by one."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="run id, or its unique beginning or end")
     for part, text in (
         ("output", "the results (the default)"),
         ("checkpoints", "the checkpoints"),
