@@ -75,9 +75,33 @@ def test_what_the_verbs_show_is_read(gpu, tmp_path, monkeypatch):
     assert shown["profile"].startswith("times of the CPU: computing ")
 
 
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        (4, [("single", "1", "2.50"), ("dp", "1", "2.50"), ("manual", "4", "2.50")]),
+        (1, [("single", "1", "2.50"), *((n, "1", "more GPUs needed") for n in ("dp", "manual"))]),
+    ],
+)
+def test_data_parallel_is_one_process_with_the_batch_of_all_gpus(gpu, gpus, expected, monkeypatch):
+    measure, started = gpu["measure"], []
+    tokens = measure.REAL.gpt2.batch * gpus * measure.REAL.gpt2.sequence
+
+    def train(machine, size, ranks, *words):
+        started.append((ranks, *words[:2]))
+        return gpu["runs"].Result({1: 2.0}, 2.5 * tokens, 2**30)
+
+    monkeypatch.setattr(gpu["runs"], "train", train)
+    machine = gpu["runs"].Machine(gpus, gpus, ())
+    section = measure.replicas(machine, measure.REAL)
+    assert [row[:3] for row in section.rows] == [*expected, ("ddp", str(gpus), "2.50")]
+    assert {batch for _, _, batch in started} == {f"--batch-size={16 * gpus}"}
+    assert (1, "--strategy=dp") in [one[:2] for one in started] or gpus == 1
+
+
 def test_the_page_names_the_machine_and_what_failed(gpu):
     runs, measure = gpu["runs"], gpu["measure"]
     machine = runs.Machine(1, 1, ("1 x A GPU",), "A GPU")
+    others = "Strategies, Options, Llama, Replicas, Tuning, Memory, Steps, Failures, Verbs"
     section = measure.Section(
         "Speed", "In bf16.", ("model", "rate"), [("a", "1")], ["b: no memory"]
     )
@@ -86,7 +110,7 @@ def test_the_page_names_the_machine_and_what_failed(gpu):
         "",
         "* 1 x A GPU",
         "",
-        "Not measured here: Strategies, Options, Llama, Tuning, Memory, Steps, Failures, Verbs.",
+        f"Not measured here: {others}.",
         "",
         "## Speed",
         "",

@@ -200,6 +200,25 @@ def _beside_by_hand(title: str, machine: Machine, size: Size) -> Section:
     return Section(title, text, (*_RATE, "by hand", "ratio"), rows, failed)
 
 
+def replicas(machine: Machine, sizes: Sizes) -> Section:
+    """DataParallel, in one process, beside DDP: the same global batch on all GPUs."""
+    size, ranks = sizes.gpt2, machine.ranks
+    batch = f"--batch-size={size.batch * ranks}"
+    rows, failed = [], []
+    for name, processes in (("single", 1), ("dp", 1), ("manual", ranks), ("ddp", ranks)):
+        if name in {"dp", "manual"} and (ranks == 1 or (name == "dp" and not machine.gpus)):
+            rows.append((name, str(processes), "more GPUs needed", "", ""))
+            continue
+        found = runs.train(machine, size, processes, f"--strategy={name}", batch, *_BF16)
+        _, rate, memory, _ = _rate(name, found)
+        steps = found.tokens_per_second / (size.batch * ranks * size.sequence)
+        rows.append((name, str(processes), f"{steps:.2f}" if not found.error else "", rate, memory))
+        failed += _unless_too_large(name, found)
+    text = f"{size.name}. bf16, {size.batch * ranks} sequences a step for {ranks} GPU(s)."
+    header = ("strategy", "processes", "steps/s", "tokens/s", "memory of a rank")
+    return Section("Replicas", text, header, rows, failed)
+
+
 def tuning(machine: Machine, sizes: Sizes) -> Section:
     """What the options do for the speed and the memory of the larger model."""
     cases = (
@@ -290,6 +309,7 @@ SECTIONS: dict[str, Callable[[Machine, Sizes], Section]] = {
     "options": options,
     "speed": speed,
     "llama": llama,
+    "replicas": replicas,
     "tuning": tuning,
     "memory": memory,
     "steps": steps,

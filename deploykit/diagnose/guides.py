@@ -49,6 +49,7 @@ GUIDES = {
 BY_CAUSE = {
     "net_iface_wrong": "nccl",
     "nccl_init_timeout": "nccl",
+    "p2p_error": "nccl",
     "net_unreachable": "nccl",
     "net_blocked": "rendezvous",
     "rdzv_timeout": "rendezvous",

@@ -17,6 +17,7 @@ from deploykit.diagnose.guides import GUIDES, GuideContext
 from deploykit.job.model import LogLine
 from deploykit_node.network import interfaces
 from deploykit_node.network.interfaces import Route
+from deploykit_node.preflight.group import TRIALS
 
 CHOSEN = "network: {0} ({1}) is the route to another node ({2}): NCCL_SOCKET_IFNAME=={0}"
 
@@ -58,6 +59,14 @@ def test_one_interface_on_all_nodes_is_set_exactly():
     assert 'NCCL_SOCKET_IFNAME: "=ens5"' in page
     assert "export GLOO_SOCKET_IFNAME=ens5" in page
     assert "deploykit logs digits-1 --first-error" in page
+
+
+def test_nccl_that_hangs_where_gloo_works_is_bisected():
+    page = guides.page("nccl", GuideContext())
+    tried = re.findall(r"`(NCCL_\w+): \"?(\w+)\"?`", page)
+    assert dict(tried) == dict(pair for trial in TRIALS for pair in trial.env.items())
+    assert "--preflight" in page.partition("## NCCL hangs and Gloo works")[2]
+    assert guides.BY_CAUSE["p2p_error"] == "nccl"
 
 
 def test_unlike_interfaces_are_excluded_not_named():

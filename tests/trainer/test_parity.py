@@ -1,8 +1,12 @@
 """Results do not depend on the number of processes or nodes."""
 
+import importlib.util
+
 import pytest
+import torch
 
 from tests.trainer.ranks import (
+    CHECKOUT,
     FOUR_EPOCHS,
     TRAIN,
     free_port,
@@ -10,8 +14,13 @@ from tests.trainer.ranks import (
     losses,
     outputs,
     start,
+    train_alone,
     weights,
 )
+from trainer.arguments import parse
+from trainer.errors import ConfigError
+from trainer.parallel import layout
+from trainer.parallel.process_group import DistributedContext
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
 
@@ -56,3 +65,30 @@ def test_results_are_those_of_one_rank(one_rank, two_ranks, four_ranks):
 
 def accuracies(folder):
     return [line["val_accuracy"] for line in lines(folder) if "val_accuracy" in line]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_data_parallel_needs_one_process_and_a_gpu(world, monkeypatch):
+    """With a GPU, two ranks are still one too many."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: world == 2)
+    context = DistributedContext(0, world, torch.device("cpu"))
+    with pytest.raises(ConfigError, match="dp requires one process and a GPU"):
+        layout.Layout(parse(["--strategy", "dp"]), context)
+
+
+def test_data_parallel_trains_as_one_process_does(tmp_path, monkeypatch, capsys):
+    """With two parts on the CPU, as the tutorial has it, because nn.DataParallel needs GPUs."""
+    file = CHECKOUT / "examples/tutorials/dp-or-ddp/measure.py"
+    spec = importlib.util.spec_from_file_location("dp_or_ddp", file)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    steps = (*FOUR_EPOCHS, "--steps", "8")
+    train_alone(tmp_path / "single", *steps)
+    monkeypatch.setattr(torch.nn, "DataParallel", example.CpuDataParallel)
+    monkeypatch.setattr(layout, "_size_problems", lambda *_: ())
+    train_alone(tmp_path / "dp", *steps, "--strategy", "dp")
+    assert "--strategy ddp gives the same results faster" in capsys.readouterr().out
+    expected = losses(tmp_path / "single")
+    assert list(expected) == list(range(1, 9))
+    assert losses(tmp_path / "dp") == pytest.approx(expected, rel=0, abs=ROUNDING)
+    assert (weights(tmp_path / "dp") - weights(tmp_path / "single")).abs().max() < ROUNDING

@@ -1,4 +1,4 @@
-"""Accelerate: the plain loop, with DistributedDataParallel."""
+"""Accelerate: the plain loop, with DistributedDataParallel and a learning rate schedule."""
 
 import gc
 
@@ -10,6 +10,8 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
+
+EPOCHS = 15
 
 
 def digits():
@@ -27,19 +29,23 @@ def main():
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     training, test = digits()
-    model, optimizer, training_loader, test_loader = accelerator.prepare(
-        model,
-        torch.optim.AdamW(model.parameters(), lr=2e-3),
-        DataLoader(training, batch_size=32, shuffle=True),
-        DataLoader(test, batch_size=60),
+    training_loader = DataLoader(training, batch_size=32, shuffle=True)
+    optimizer = torch.optim.AdamW(model.parameters())
+    # in steps of one process: a prepared scheduler advances by one for each process
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=5e-3, total_steps=EPOCHS * len(training_loader)
+    )
+    model, optimizer, scheduler, training_loader, test_loader = accelerator.prepare(
+        model, optimizer, scheduler, training_loader, DataLoader(test, batch_size=60)
     )
 
-    for _ in range(15):
+    for _ in range(EPOCHS):
         for images, labels in training_loader:
             loss = cross_entropy(model(images), labels)
             optimizer.zero_grad()
             accelerator.backward(loss)
             optimizer.step()
+            scheduler.step()
 
     accelerator.print(f"final accuracy {accuracy(accelerator, model, test_loader):.6f}", flush=True)
 

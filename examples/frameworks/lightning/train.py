@@ -1,10 +1,12 @@
-"""Lightning: a small network on scikit-learn's digits, with DistributedDataParallel."""
+"""Lightning: DistributedDataParallel with mixed precision, callbacks, a logger, determinism."""
 
 import gc
 import os
 
 import lightning
 import torch
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import distributed, nn
@@ -19,7 +21,9 @@ class Classifier(lightning.LightningModule):
 
     def training_step(self, batch):
         images, labels = batch
-        return cross_entropy(self.layers(images), labels)
+        loss = cross_entropy(self.layers(images), labels)
+        self.log("loss", loss)
+        return loss
 
     def test_step(self, batch):
         images, labels = batch
@@ -50,9 +54,12 @@ def main():
         num_nodes=int(os.environ.get("WORLD_SIZE", "1")) // per_node,
         strategy="ddp",
         max_epochs=15,
+        precision="bf16-mixed",
+        deterministic=True,
+        callbacks=[ModelCheckpoint("checkpoints", every_n_epochs=5), LearningRateMonitor("epoch")],
+        logger=CSVLogger(".", name="logs", version=""),
+        log_every_n_steps=5,
         enable_progress_bar=False,  # its carriage returns make a mess of log files
-        enable_checkpointing=False,
-        logger=False,
     )
     model = Classifier()
     trainer.fit(model, DataLoader(training, batch_size=32, shuffle=True))
