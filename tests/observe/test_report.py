@@ -207,9 +207,7 @@ def test_the_numbers_that_people_look_for_come_first(live, here, capsys):
     report(capsys)
     text = checked("report-live-run.html").text
     numbers = "best loss 0.5 best accuracy 0.75 step 3/99"
-    assert re.search(
-        rf"duration [\w ]+ {numbers} (pace [\w. /]+ )?ranks 8 on 2 nodes Timeline", text
-    )
+    assert re.search(rf"duration [\w ]+ {numbers} (pace [\w. /]+ )?ranks 8 on 2 nodes Curves", text)
 
 
 def test_a_run_that_was_preempted_thrice(live, here, capsys):
