@@ -28,12 +28,12 @@ axe.run(document).then(found => {
 """
 
 
-def opened(page, *options, width=1200, scheme="light"):
+def opened(page, *options, width=1200, scheme="light", query=""):
     """The elements of a page after it was shown, and what the browser printed."""
     words = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
     words += [f"--window-size={width},800", f"--user-data-dir={page.parent / 'browser'}"]
     words += ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
-    argv = [BROWSER, *words, "--dump-dom", *options, page.absolute().as_uri()]
+    argv = [BROWSER, *words, "--dump-dom", *options, f"{page.absolute().as_uri()}{query}"]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     return done.stdout, done.stderr
 
