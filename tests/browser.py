@@ -15,7 +15,7 @@ from pathlib import Path
 AXE = Path(__file__).parents[1] / "build/axe/package/axe.min.js"
 BROWSER = shutil.which("chromium-headless-shell") or shutil.which("chromium")
 CHECK = """
-axe.run(document).then(found => {
+addEventListener("load", () => axe.run(document).then(found => {
   const bad = found.violations.filter(one => ["serious", "critical"].includes(one.impact));
   const lines = bad.flatMap(one => one.nodes.map(node => `${one.id}: ${node.html.slice(0, 200)}`));
   const top = document.documentElement;
@@ -24,7 +24,7 @@ axe.run(document).then(found => {
   page.id = "axe";
   page.textContent = JSON.stringify({passed: found.passes.length, lines, wider});
   document.body.replaceChildren(page);
-});
+}));
 """
 
 

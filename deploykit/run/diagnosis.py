@@ -385,4 +385,5 @@ def source(proof: Evidence, folder: str = "") -> str:
     """Where evidence is from; `folder` is left out of its path."""
     rank = "" if proof.rank is None else f", rank {proof.rank}"
     host = f", {proof.host}" if proof.host else ""
-    return f"{proof.file.removeprefix(f'{folder}/')}:{proof.line}{rank}{host}"
+    file = proof.file.removeprefix(f"{folder}/") if folder else proof.file
+    return f"{file}:{proof.line}{rank}{host}"

@@ -21,7 +21,8 @@ document.addEventListener("DOMContentLoaded", () => {
   };
 });
 
-// The theme's captions are headings for screen readers; a heading needs a level.
+// The theme's captions are headings for screen readers, which need a level; code scrolls, also by keys.
 document.addEventListener("DOMContentLoaded", () => {
   for (const caption of document.querySelectorAll(".caption[role=heading]")) caption.ariaLevel = "2";
+  for (const block of document.querySelectorAll("pre")) block.tabIndex = 0;
 });

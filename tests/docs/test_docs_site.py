@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from tests.browser import BROWSER, opened
+from tests.browser import AXE, BROWSER, findings, opened
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -178,6 +178,23 @@ def test_the_site_builds_without_a_warning_and_loads_nothing(site):
     start = (site / "index.html").read_text(encoding="utf-8")
     (cards,) = re.findall(r'<ul class="cards[^"]*">(.*?)</ul>', start, re.DOTALL)
     assert cards.count("<li>") == 6
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    BROWSER is None or not AXE.exists() or not SPHINX.exists(),
+    reason="optional: no Chromium or axe",
+)
+@pytest.mark.parametrize("name", ["index", "how-to/compare", "reference/causes"])
+@pytest.mark.parametrize(
+    "shape",
+    [{"width": 1280}, {"width": 1280, "scheme": "dark"}, {"width": 390}],
+    ids=["wide", "dark", "phone"],
+)
+def test_axe_has_no_serious_finding_on_the_site(site, name, shape):
+    found = findings(site / f"{name}.html", **shape)
+    assert found["passed"] > 10
+    assert (found["lines"], found["wider"]) == ([], 0)
 
 
 @pytest.mark.slow
