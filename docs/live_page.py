@@ -1,4 +1,4 @@
-"""Draw the page of `watch` from a real run, in tmux at two sizes: `python docs/live_page.py`."""
+"""Draw the page of `watch`, in tmux at two sizes, and a report: `python docs/live_page.py`."""
 
 # ruff: noqa: INP001
 
@@ -20,6 +20,9 @@ from svg import Picture
 HERE = Path(__file__).resolve().parent
 PAGES = {"watch.png": (80, 24, ["digits-1"]), "watch-wide.png": (200, 50, [])}
 """Columns and rows of the terminal, and the runs, by the picture; no run is all unfinished ones."""
+REPORT, REPORT_SIZE = "digits-4", (1010, 945)
+"""The run of report.png, and the pixels of the page that it shows, smaller by REPORT_SCALE."""
+REPORT_SCALE = 0.7
 JOB = """\
 name: digits
 entrypoint: {script: train.py, args: []}
@@ -57,21 +60,25 @@ def main() -> None:
             for run in RUNS:
                 deploykit("cancel", run, folder=folder)
                 deploykit("wait", run, folder=folder)
+        deploykit("report", REPORT, "--output", f"{folder}/report.html", folder=folder)
+        report = Path(folder, "report.html").read_text(encoding="utf-8")
+    photograph(anonymous(report, folder), REPORT_SIZE, HERE / "pictures/report.png", REPORT_SCALE)
     for name, lines in pages.items():
-        photograph(picture(lines, *PAGES[name][:2]), HERE / "pictures" / name)
+        drawn = picture(lines, *PAGES[name][:2])
+        html = f"<meta charset=utf-8><body style='margin:0'>{drawn}"
+        photograph(html, drawn.size, HERE / "pictures" / name)
 
 
-def photograph(drawn: Picture, path: Path) -> None:
-    """Write the picture as PNG, by Chromium."""
+def photograph(html: str, shape: tuple[float, float], path: Path, scale: float = 1) -> None:
+    """Write the top of a page as PNG, by Chromium."""
     browser = shutil.which("chromium-headless-shell") or shutil.which("chromium")
     if browser is None:
-        sys.exit("chromium-headless-shell is required to draw docs/pictures/watch*.png")
-    width, height = drawn.size
+        sys.exit("chromium-headless-shell is required to draw docs/pictures/*.png")
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder, "page.html")
-        page.write_text(f"<meta charset=utf-8><body style='margin:0'>{drawn}", encoding="utf-8")
-        size = f"--window-size={width:g},{height:g}"
-        words = ["--headless", "--no-sandbox", "--hide-scrollbars", size, f"--screenshot={path}"]
+        page.write_text(html, encoding="utf-8")
+        size = [f"--window-size={shape[0]:g},{shape[1]:g}", f"--force-device-scale-factor={scale}"]
+        words = ["--headless", "--no-sandbox", "--hide-scrollbars", *size, f"--screenshot={path}"]
         argv = [browser, *words, page.as_uri()]
         subprocess.run(argv, check=True, capture_output=True)  # noqa: S603 - our own page
 
@@ -93,8 +100,14 @@ def page(folder: str, columns: int, rows: int, runs: list[str]) -> list[str]:
             time.sleep(0.1)
     finally:
         tmux(server, "kill-server")
+    return [anonymous(line, folder) for line in lines]
+
+
+def anonymous(text: str, folder: str) -> str:
+    """The text with a name and a folder that any machine may have."""
     names = {socket.gethostname(): "laptop", f"{folder}/state": "~/.local/state/deploykit"}
-    return [re.sub("|".join(names), lambda found: names[found[0]], line) for line in lines]
+    pattern = "|".join(rf"(?<!\w){re.escape(name)}\b" for name in names)
+    return re.sub(pattern, lambda found: names[found[0]], text)
 
 
 def screen(server: str) -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 AXE = Path(__file__).parents[1] / "build/axe/package/axe.min.js"
 BROWSER = shutil.which("chromium-headless-shell") or shutil.which("chromium")
 CHECK = """
-axe.run(document).then(found => {
+addEventListener("load", () => axe.run(document).then(found => {
   const bad = found.violations.filter(one => ["serious", "critical"].includes(one.impact));
   const lines = bad.flatMap(one => one.nodes.map(node => `${one.id}: ${node.html.slice(0, 200)}`));
   const top = document.documentElement;
@@ -24,16 +24,16 @@ axe.run(document).then(found => {
   page.id = "axe";
   page.textContent = JSON.stringify({passed: found.passes.length, lines, wider});
   document.body.replaceChildren(page);
-});
+}));
 """
 
 
-def opened(page, *options, width=1200, scheme="light"):
+def opened(page, *options, width=1200, scheme="light", query=""):
     """The elements of a page after it was shown, and what the browser printed."""
     words = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
     words += [f"--window-size={width},800", f"--user-data-dir={page.parent / 'browser'}"]
     words += ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
-    argv = [BROWSER, *words, "--dump-dom", *options, page.absolute().as_uri()]
+    argv = [BROWSER, *words, "--dump-dom", *options, f"{page.absolute().as_uri()}{query}"]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     return done.stdout, done.stderr
 

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 from deploykit.backends import base as backend
 from deploykit.cli import compare, describe, output, report_page
 from deploykit.cli.compare import Line
+from deploykit.diagnose import cause_rules
 from deploykit.job.model import State
 from deploykit.lib import paths, shell, units
 from deploykit.lib.paths import is_address
 from deploykit.observe import charts
-from deploykit.observe.charts import MAX_POINTS, Chart, Curve, RunCurves, TimePart
+from deploykit.observe.charts import MAX_POINTS, Chart, Curve, RunCurves
 from deploykit.observe.metrics.series import Series
 from deploykit.observe.traces import RankProfile
 from deploykit.observe.usage import RankUsage, Sample
@@ -37,7 +38,9 @@ MAX_REASON = 400
 MAX_HEADINGS = 100
 _STEP, _PART = "step_seconds", "_seconds"
 """Metrics: a whole step, and how the names of its parts end."""
-_MINUTE = 60
+_TIMES = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
+_MIN_TIMES = 2
+"""Units of time on an axis, or it is in the next smaller ones."""
 
 
 def document(reports: Sequence[RunReport]) -> str:
@@ -74,6 +77,7 @@ def _view(report: RunReport) -> dict[str, Any]:
         "id": facts.row.run,
         "state": State(facts.row.state).value,
         "sentence": _sentence(report),
+        "tiles": _tiles(report),
         "cause": _cause(report),
         "facts": _facts(report),
         "timeline": _timeline(report),
@@ -108,8 +112,6 @@ def _sentence(one: RunReport) -> str:
         parts[0] += f", after {units.plural(facts.restarts, 'restart')}"
     if row.reason and row.state != State.SUCCEEDED.value:
         parts[0] += f": {row.reason[:MAX_REASON]}"
-    if one.causes:
-        parts.append(f"The cause: {one.causes[0].rule.means}")
     if far := describe.line(facts.progress, ended=State(row.state).final):
         parts.append(f"It reached {far}")
     return ". ".join(parts) + "."
@@ -138,14 +140,57 @@ def _where(one: RunReport) -> str:
     return at
 
 
-def _cause(report: RunReport) -> dict[str, str] | None:
+def _tiles(one: RunReport) -> list[Sequence[str]]:
+    """The numbers that people look for first; without a value where one is not known."""
+    facts, row = one.facts, one.facts.row
+    resources = one.job.get("resources")
+    match resources:
+        case {"nodes": int(nodes), "processes_per_node": int(ranks)}:
+            size = f"{nodes * ranks} on {units.plural(nodes, 'node')}"
+        case _:
+            size = ""
+    ran = run_report.seconds(facts, one.spans)
+    return [
+        ("duration", "" if ran is None else units.span(ran)),
+        ("cost", str(facts.cost) if facts.cost else ""),
+        *_best_metrics(facts),
+        *(text.split(" ", 1) for text in describe.position(facts.progress)[:1]),
+        ("pace", describe.rate(facts.progress)),
+        ("ranks", size),
+        ("restarts", str(facts.restarts) if facts.restarts else ""),
+        ("exit code", str(row.exit_code) if row.exit_code else ""),
+    ]
+
+
+def _best_metrics(facts: RunFacts) -> Iterator[tuple[str, str]]:
+    """The best loss and the best of a metric that grows, such as the accuracy."""
+    for side in ("less", "more"):
+        names = (name for name in facts.metrics if run_report.better(name) == side)
+        metrics = (facts.metrics[name] for name in sorted(names, key=len))
+        best = next(((one.name, one.best) for one in metrics if one.best is not None), None)
+        if best is not None:
+            yield f"best {best[0]}", charts.short(best[1], 4)
+
+
+def _cause(report: RunReport) -> dict[str, Any] | None:
     """Why it failed, with the evidence and what to do."""
     if not report.causes:
         return None
     first, *others = report.causes
+    folder, proofs = report.facts.row.folder, first.evidence
+    texts = dict.fromkeys(proof.text for proof in proofs)
+    also = ", ".join(label for label in first.also if label != cause_rules.UNKNOWN)
     return {
-        "title": f"Cause: {first.rule.label}, {first.rule.means}",
-        "lines": "\n".join(run_diagnosis.lines([first])),
+        "label": first.rule.label,
+        "means": first.rule.means,
+        "lines": "\n".join([*report.raised_at, *texts]),
+        "rank": first.first_rank,
+        "steps": first.fix.split("\n") if first.fix else [],
+        "notes": [
+            ("found in", "; ".join(run_diagnosis.source(it, folder) for it in proofs)),
+            ("ruled out", first.rule.probably_not),
+            ("perhaps also", also),
+        ],
         "others": "\n".join(run_diagnosis.lines(others)) if others else "",
     }
 
@@ -154,22 +199,15 @@ def _facts(one: RunReport) -> list[tuple[str, str]]:
     facts, row = one.facts, one.facts.row
     waited = sum(span.end - span.begin for span in one.spans if span.attempt is None)
     ran = run_report.seconds(facts, one.spans)
-    code = "" if row.exit_code is None else str(row.exit_code)
     return [
-        ("state", row.state),
-        ("exit code", code),
-        ("reason", row.reason),
         ("command", _command(one)),
         ("handle", str(row.handle or f"{row.backend}://{row.target}, not confirmed")),
         ("submitted", output.when(row.created)),
         ("waited", units.span(waited) if one.spans else ""),
         ("ran for", units.span(ran) if ran is not None else ""),
-        ("restarts", str(facts.restarts) if facts.restarts else ""),
         ("commit", facts.source.commit or ""),
         ("uncommitted changes", facts.source.changes or ""),
         ("bundle", facts.source.bundle),
-        ("cost", str(facts.cost) if facts.cost else ""),
-        ("pace", describe.rate(facts.progress)),
     ]
 
 
@@ -184,21 +222,32 @@ def _command(one: RunReport) -> str:
 
 
 def _timeline(report: RunReport) -> dict[str, Any]:
-    parts = [_part(span) for span in report.spans]
-    sentence = "; ".join(part.label for part in parts[:MAX_PARTS])
-    more = f"; and {len(parts) - MAX_PARTS} more" if len(parts) > MAX_PARTS else ""
+    """Phases as parts of the whole time, in the styles of their states; then all events."""
+    spans, state = report.spans, report.facts.row.state
+    last = max((span.attempt or 0 for span in spans), default=0)
+    whole = spans[-1].end - spans[0].begin if spans else 0.0
+    parts = []
+    for one in spans if whole else ():
+        kind = "waited" if one.attempt is None else state if one.attempt == last else "ended"
+        parts.append(_part(kind, (one.end - one.begin) / whole, _phase(one)))
+    sentence = "; ".join(_phase(span) for span in spans[:MAX_PARTS])
+    more = f"; and {len(spans) - MAX_PARTS} more" if len(spans) > MAX_PARTS else ""
     return {
-        "bar": charts.time_bar(parts),
-        "sentence": f"{sentence}{more}.",
+        "parts": parts,
+        "ends": [output.when(spans[0].begin), output.when(spans[-1].end)] if spans else [],
+        "sentence": f"{sentence}{more}." if spans else "",
         "events": [(output.when(event.time), event.text) for event in report.events],
     }
 
 
-def _part(span: Span) -> TimePart:
+def _part(kind: str, share: float, label: str) -> dict[str, Any]:
+    """A part of a strip, by its share from 0 to 1."""
+    return {"kind": kind, "share": round(1000 * share, 1), "label": label}
+
+
+def _phase(span: Span) -> str:
     took = units.span(span.end - span.begin)
-    if span.attempt is None:
-        return TimePart(span.begin, span.end, "waited", f"waited {took}")
-    return TimePart(span.begin, span.end, "ran", f"attempt {span.attempt + 1} ran {took}")
+    return f"waited {took}" if span.attempt is None else f"attempt {span.attempt + 1} ran {took}"
 
 
 def _compared(facts: Sequence[RunFacts]) -> dict[str, Any]:
@@ -221,8 +270,7 @@ def _figures(reports: Sequence[RunReport]) -> list[str]:
     drawn = charts.charts_of([_curves(report.facts) for report in reports])
     if len(reports) == 1:
         drawn += _usage_charts(reports[0].usage, reports[0].starts[1:])
-    figures = [charts.draw(chart, number) for number, chart in enumerate(drawn)]
-    return [figure for figure in figures if figure]
+    return charts.draw(drawn)
 
 
 def _curves(facts: RunFacts) -> RunCurves:
@@ -281,14 +329,15 @@ def _png_files(top: Path) -> list[Path]:
 
 class _Quantity(NamedTuple):
     title: str
+    unit: str
     of: Callable[[RankUsage], float | None]
 
 
 _QUANTITIES = (
-    _Quantity("Memory of each rank, GiB", lambda one: _gib(one.memory)),
-    _Quantity("GPU memory of each rank, GiB", lambda one: _gib(one.gpu_memory)),
-    _Quantity("GPU of each rank, %", lambda one: one.gpu),
-    _Quantity("CPU of each rank, % of a core", lambda one: one.cpu),
+    _Quantity("Memory of each rank", "GiB", lambda one: _gib(one.memory)),
+    _Quantity("GPU memory of each rank", "GiB", lambda one: _gib(one.gpu_memory)),
+    _Quantity("GPU of each rank", "%", lambda one: one.gpu),
+    _Quantity("CPU of each rank", "% of a core", lambda one: one.cpu),
 )
 
 
@@ -299,17 +348,19 @@ def _usage_charts(samples: Sequence[Sample], restarts: Sequence[float]) -> Itera
     """
     if not samples:
         return
-    begin = samples[0].time
-    marks = [((time - begin) / _MINUTE, f"restart {at}") for at, time in enumerate(restarts, 1)]
-    for title, value_of in _QUANTITIES:
+    begin, end = samples[0].time, samples[-1].time
+    fitting = (one for one in _TIMES if end - begin >= _MIN_TIMES * one[0])
+    seconds, name = next(fitting, _TIMES[-1])
+    marks = [((time - begin) / seconds, f"restart {at}") for at, time in enumerate(restarts, 1)]
+    for title, unit, value_of in _QUANTITIES:
         by_rank: dict[int, list[tuple[float, float]]] = defaultdict(list)
         for time, one in samples:
             value = value_of(one)
             if value is not None:
-                by_rank[one.rank].append(((time - begin) / _MINUTE, value))
+                by_rank[one.rank].append(((time - begin) / seconds, value))
         chosen = _extremes(by_rank)
         curves = [Curve(f"rank {rank}", charts.thin(by_rank[rank], MAX_POINTS)) for rank in chosen]
-        yield Chart(title, "minutes", curves, marks)
+        yield Chart(title, name, curves, marks, unit)
 
 
 def _extremes(by_rank: Mapping[int, Sequence[tuple[float, float]]]) -> list[int]:
@@ -332,7 +383,10 @@ def _step(metrics: Mapping[str, Series]) -> dict[str, Any] | None:
     listed = [*parts.items(), ("other", max(0.0, whole - sum(parts.values())))]
     return {
         "sentence": f"{1000 * whole:.3g} ms on average, of which:",
-        "bar": charts.share_bar([(name, part / whole) for name, part in listed]),
+        "parts": [
+            _part(f"f{at % charts.COLORS}", part / whole, name)
+            for at, (name, part) in enumerate(listed)
+        ],
         "rows": [(name, f"{1000 * part:.3g} ms", f"{part / whole:.0%}") for name, part in listed],
     }
 

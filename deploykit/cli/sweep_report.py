@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from deploykit.cli import output, report_page
-from deploykit.lib import shell
+from deploykit.lib import render, shell
 from deploykit.observe import charts
+from deploykit.run.registry import Run
 from deploykit.sweep import report, space, trial_job
 from deploykit.sweep.folder import SweepRecord
 from deploykit.sweep.model import Parameter
@@ -18,7 +19,6 @@ from deploykit.sweep.summary import SweepSummary, TrialSummary
 MAX_TRIALS = 300
 """In the table: the best, then the others."""
 _FACTS = ("state", "cost", "run", "reason")
-_STYLES = {"finished": "succeeded", "running": "running", "stopping": "running"}
 
 
 def write(record: SweepRecord, path: Path | None, *, force: bool, as_json: bool) -> int:
@@ -48,20 +48,15 @@ def _values(content: SweepReport) -> dict[str, Any]:
     return {
         "title": one.record.id,
         "state": one.state,
-        "kind": _STYLES.get(one.state, ""),
+        "kind": one.state,
         "sentence": _sentence(one),
         "best": _best(one),
         "best_command": shell.command(
             *("deploykit", "sweep", "best", one.record.id, "--write", "best.yaml")
         ),
-        "figures": [
-            figure
-            for number, chart in enumerate(content.charts)
-            if (figure := charts.draw(chart, number))
-        ],
-        "importance": charts.draw_bars(
-            list(content.importance.items()), "importance of each parameter"
-        ),
+        "numbers": _tiles(one),
+        "figures": charts.draw(content.charts),
+        "importance": list(content.importance.items()),
         "min_trials": report.LEAST,
         "coordinates": charts.draw_coordinates(content.axes, content.lines, title),
         "repeats": list(_repeats(one))[:MAX_TRIALS],
@@ -96,7 +91,27 @@ def _best(one: SweepSummary) -> list[tuple[str, str]]:
     if best is None:
         return []
     pairs = [("trial", str(best.number)), (one.record.sweep.objective.metric, f"{best.value:.6g}")]
-    return [*pairs, *best.values.items(), *(("run", row.run) for row in best.runs)]
+    return [*pairs, *best.values.items(), *(("run", _link(row)) for row in best.runs)]
+
+
+def _link(row: Run) -> str:
+    """The id of a run, as a link to its folder if that exists."""
+    if not Path(row.folder).is_dir():
+        return row.run
+    link: str = render.macros("report/parts.html.j2").link(Path(row.folder).as_uri(), row.run)
+    return link
+
+
+def _tiles(one: SweepSummary) -> list[tuple[str, str]]:
+    """The numbers that people look for first; without a value where one is not known."""
+    metric, best = one.record.sweep.objective.metric, one.best
+    return [
+        (f"best {metric}", "" if best is None else charts.short(best.value or 0.0, 4)),
+        ("best trial", "" if best is None else str(best.number)),
+        ("trials", f"{len(one.trials)} of {one.total}"),
+        *((state, str(count)) for state, count in sorted(one.counts.items())),
+        ("cost", str(one.cost or "")),
+    ]
 
 
 def _repeats(one: SweepSummary) -> Iterator[list[str]]:
@@ -136,22 +151,17 @@ def _trials(one: SweepSummary) -> list[list[str | tuple[str, bool]]]:
 
 
 def _result(sweep: SweepSummary, one: TrialSummary) -> list[str | tuple[str, bool]]:
-    value = "-" if one.value is None else f"{one.value:.6g}"
+    value = "" if one.value is None else f"{one.value:.6g}"
     values = [
-        _brief(limits, one.values.get(name, "-"))
+        report.brief(limits, one.values[name]) if name in one.values else ""
         for name, limits in sweep.record.sweep.parameters.items()
     ]
     return [str(one.number), (value, one is sweep.best), *values]
 
 
-def _brief(one: Parameter, value: str) -> str:
-    """A value with the digits that matter; a choice as it is written."""
-    return value if one.choice is not None or value == "-" else f"{float(value):.6g}"
-
-
 def _facts(one: TrialSummary) -> list[str]:
-    run = one.runs[-1].run if one.runs else "-"
-    return [one.state, str(one.cost or "-"), run, one.reason]
+    run = _link(one.runs[-1]) if one.runs else ""
+    return [one.state, str(one.cost or ""), run, one.reason]
 
 
 def _definition(one: SweepSummary) -> list[tuple[str, str]]:

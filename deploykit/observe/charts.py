@@ -5,12 +5,14 @@ The table below a chart is its legend, and says in text what the lines show.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from deploykit.lib import render
 from deploykit.observe.metrics.series import Pair, Series, ends
@@ -27,15 +29,22 @@ class _Box(NamedTuple):
     bottom: int
 
 
-_CHART = _Box(420, 240, left=58, right=420 - 12, top=14, bottom=240 - 34)
+_CHART = _Box(380, 220, left=16, right=380 - 18, top=18, bottom=220 - 38)
+"""Without the labels of the vertical axis, which take as much room as they need."""
 _AXES = _Box(1000, 330, left=70, right=1000 - 90, top=34, bottom=330 - 34)
-_LETTER_WIDTH = 5
-"""Of the small font, about."""
+_LETTER_WIDTH = 6.6
+"""Of the font, about."""
 _TICKS = 5
 _DECADES = 1000
 """From this ratio of the greatest to the least value, a scale is logarithmic."""
 _MAX_DRAWN = 1e300
 """The difference of greater values may be infinite."""
+_FEW = 30
+"""Points of a line that are marked."""
+_BANDS, _BANDS_BYTES = 60, 200_000
+"""Places of a chart with a text for the pointer, and the size of these texts in all charts."""
+_COUNTED = {"step", "epoch", "trial", "value"}
+"""Axes that have whole numbers only."""
 COLORS = 8
 """Lines of a chart that can be told apart; `report.css` has as many colors."""
 
@@ -46,10 +55,17 @@ class Curve:
 
     label: str
     points: Sequence[tuple[float, float]]
+    kind: Literal["line", "steps", "dots"] = "line"
+    texts: Sequence[str] = ()
+    """For the pointer: of each dot."""
 
     def finite(self) -> list[Pair]:
         """The points that can be drawn."""
         return [point for point in self.points if _is_drawn(point)]
+
+    @property
+    def is_drawn(self) -> bool:
+        return len(self.finite()) > (self.kind != "dots")  # a point is no line
 
 
 def _is_drawn(point: Pair) -> bool:
@@ -58,7 +74,7 @@ def _is_drawn(point: Pair) -> bool:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over one axis, and marks on it."""
+    """Curves over one axis, and marks on it."""
 
     title: str
     axis: str
@@ -66,6 +82,19 @@ class Chart:
     curves: Sequence[Curve]
     marks: Sequence[tuple[float, str]] = ()
     """Places on the axis with their labels, such as restarts."""
+    unit: str = ""
+    names: Sequence[str] = ()
+    """What x = 0, 1, 2 means, if the values on the axis are texts."""
+    logarithmic: bool = False
+    """Whether the axis is."""
+
+    @property
+    def drawn(self) -> Sequence[Curve]:
+        return [curve for curve in self.curves if curve.is_drawn][:COLORS]
+
+    @property
+    def points(self) -> list[Pair]:
+        return [point for curve in self.drawn for point in curve.finite()]
 
 
 class Scale(NamedTuple):
@@ -85,9 +114,9 @@ class Scale(NamedTuple):
         share = (value - low) / (high - low) if high > low else 0.5
         return self.start + share * (self.end - self.start)
 
-    def labels(self) -> list[tuple[float, str]]:
+    def labels(self, *, whole: bool = False) -> list[tuple[float, str]]:
         """The coordinates of round values within the scale, and the values as text."""
-        values = ticks(self.low, self.high, logarithmic=self.logarithmic)
+        values = ticks(self.low, self.high, logarithmic=self.logarithmic, whole=whole)
         return [(round(self(value), 1), short(value)) for value in values]
 
 
@@ -96,33 +125,52 @@ def is_wide(low: float, high: float) -> bool:
     return low > 0 and high / low >= _DECADES
 
 
-def draw(chart: Chart, number: int) -> str:
-    """Return a chart as markup, or nothing if no curve has two points.
+def draw(charts: Iterable[Chart]) -> list[str]:
+    """Return the charts as markup, without those that have nothing to draw.
 
-    `number` differs from those of other charts of the page.
+    Those with the same axis share its range, so that places above each other are the same step.
     """
-    curves = [curve for curve in chart.curves if len(curve.finite()) > 1][:COLORS]
-    if not curves:
-        return ""
-    points = [point for curve in curves for point in curve.finite()]
-    low, high = min(y for _, y in points), max(y for _, y in points)
+    drawn = [chart for chart in charts if chart.drawn]
+    texts = sum(60 + len(curve.label) for chart in drawn for curve in chart.drawn)
+    bands = min(_BANDS, _BANDS_BYTES // max(1, texts))
+    figures = []
+    for number, chart in enumerate(drawn):
+        alike = (one for one in drawn if _range_key(one) == _range_key(chart))
+        xs = [x for one in alike for x, _ in one.points]
+        figures.append(_chart(chart, number, (min(xs), max(xs)), bands))
+    return figures
+
+
+def _range_key(chart: Chart) -> tuple[object, ...]:
+    return chart.axis, chart.logarithmic, *chart.names
+
+
+def _chart(chart: Chart, number: int, reach: Pair, bands: int) -> str:
+    values = [y for _, y in chart.points]
+    low, high = min(values), max(values)
     wide = is_wide(low, high)
     if low == high:
         pad = abs(low) / 10 or 1.0
         low, high = low - pad, high + pad
-    across = Scale(min(points)[0], max(points)[0], _CHART.left, _CHART.right)
-    up = Scale(low, high, _CHART.bottom, _CHART.top, wide)
+    up = Scale(low, high, _CHART.bottom - 4, _CHART.top + 4, wide)
+    widest = max(len(label) for _, label in up.labels() or [(0, "")])
+    box = _CHART._replace(left=_CHART.left + round(_LETTER_WIDTH * widest))
+    if chart.names:
+        reach = -0.5, len(chart.names) - 0.5
+    across = Scale(*reach, box.left, box.right, chart.logarithmic)
     return _drawn(
         "chart",
         number=number,
-        title=chart.title,
-        axis=chart.axis,
-        box=_CHART,
+        chart=chart,
+        box=box,
         logarithmic=wide,
         up=up.labels(),
-        across=across.labels(),
+        across=_names(chart.names, across)
+        if chart.names
+        else across.labels(whole=chart.axis in _COUNTED),
         marks=list(_marks(chart.marks, across)),
-        curves=[_curve(curve, across, up) for curve in curves],
+        curves=[_curve(curve, across, up) for curve in chart.drawn],
+        bands=list(_bands(chart, across, bands)),
     )
 
 
@@ -134,16 +182,50 @@ def _drawn(macro: str, **values: Any) -> str:
 
 def _curve(curve: Curve, across: Scale, up: Scale) -> dict[str, Any]:
     """The path of a curve, broken where a value is not finite; its last, least, greatest value."""
-    pieces, pen = [], "M"
+    pieces, pen, places = [], "M", []
     for x, y in curve.points:
         if not _is_drawn((x, y)):
             pen = "M"
             continue
-        pieces.append(f"{pen}{across(x):.1f} {up(y):.1f}")
+        place = f"{across(x):.1f} {up(y):.1f}"
+        places.append(place)
+        level = f"H{across(x):.1f}" if curve.kind == "steps" and pen == "L" else ""
+        pieces.append(f"{level}{pen}{place}")
         pen = "L"
     values = [y for _, y in curve.finite()]
-    numbers = [short(value, 3) for value in (values[-1], min(values), max(values))]
-    return {"label": curve.label, "path": "".join(pieces), "numbers": numbers}
+    return {
+        "label": curve.label,
+        "kind": curve.kind,
+        "path": "".join(pieces),
+        # lines without a length, whose round ends are dots
+        "markers": "".join(f"M{place}L{place}" for place in places) if len(places) <= _FEW else "",
+        "dots": [(*place.split(), text) for place, text in zip(places, curve.texts, strict=False)],
+        "numbers": [short(value, 3) for value in (values[-1], min(values), max(values))],
+    }
+
+
+def _bands(chart: Chart, across: Scale, most: int) -> Iterator[dict[str, Any]]:
+    """Parts of the area, each with the values there for the pointer; none for dots."""
+    lines = [(one.label, sorted(one.finite())) for one in chart.drawn if one.kind == "line"]
+    xs = sorted({x for _, points in lines for x, _ in points})
+    xs = xs[:: math.ceil(len(xs) / most)] if xs and most else []
+    between = (across((one + other) / 2) for one, other in itertools.pairwise(xs))
+    edges = itertools.pairwise([across.start, *between, across.end])
+    for x, (left, right) in zip(xs, edges, strict=False):
+        texts = []
+        for label, points in lines:
+            _, y = points[max(0, bisect_right(points, (x, math.inf)) - 1)]
+            texts.append(f"{label} {short(y)}")
+        text = f"{chart.axis} {short(x, 6)}: {', '.join(texts)}"
+        yield {"x": round(left, 1), "width": round(max(0.0, right - left), 1), "text": text}
+
+
+def _names(names: Sequence[str], across: Scale) -> list[tuple[float, str]]:
+    """The names on the axis; those that would cover the next one are cut."""
+    room = (across.end - across.start) / len(names)
+    most = max(2, int(room / _LETTER_WIDTH))
+    shown = [name if len(name) <= most else f"{name[: most - 1]}…" for name in names]
+    return [(round(across(at), 1), name) for at, name in enumerate(shown)]
 
 
 def _marks(marks: Sequence[tuple[float, str]], across: Scale) -> Iterator[dict[str, Any]]:
@@ -152,7 +234,7 @@ def _marks(marks: Sequence[tuple[float, str]], across: Scale) -> Iterator[dict[s
     for x, label in marks:
         if across.low <= x <= across.high:
             half = _LETTER_WIDTH / 2 * len(label)
-            middle = min(across(x), _CHART.width - half)
+            middle = min(max(across(x), half), _CHART.width - half)
             is_free = middle - half >= free
             free = middle + half if is_free else free
             label_x = round(middle, 1) if is_free else None
@@ -169,10 +251,15 @@ def thin(points: Sequence[Pair], most: int) -> list[Pair]:
     return kept if kept[-1] == points[-1] else [*kept, points[-1]]
 
 
-def ticks(low: float, high: float, *, logarithmic: bool = False) -> list[float]:
-    """About `_TICKS` round values within the range."""
+def ticks(
+    low: float, high: float, *, logarithmic: bool = False, whole: bool = False
+) -> list[float]:
+    """About `_TICKS` round values within the range; `whole`: without fractions."""
     if logarithmic:
         first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+        if last - first < 2:  # noqa: PLR2004 - too few powers to read values from
+            values = [f * 10.0**power for power in range(first - 1, last + 1) for f in (1, 2, 5)]
+            return [value for value in values if low * 0.999 <= value <= high * 1.001]
         every = max(1, math.ceil((last - first + 1) / _TICKS))
         return [10.0**power for power in range(first, last + 1, every)]
     if not high > low or not math.isfinite(high - low):
@@ -180,6 +267,7 @@ def ticks(low: float, high: float, *, logarithmic: bool = False) -> list[float]:
     raw = (high - low) / _TICKS
     unit = 10.0 ** math.floor(math.log10(raw))
     step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= raw * 0.999)
+    step = max(step, 1.0) if whole else step
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [index * step for index in range(first, last + 1)] if last - first < 100 else [low]  # noqa: PLR2004
 
@@ -207,6 +295,11 @@ _GROUPS = (
 """What metrics of one run share a chart, by their names; these come first."""
 _APART = {"Throughput", "Learning rate"}
 """Groups whose metrics have units of their own."""
+_UNITS = {
+    "_seconds": ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")),
+    "_bytes": ((2.0**30, "GiB"), (2.0**20, "MiB"), (1.0, "bytes")),
+}
+"""The ends of names that say what is measured, and the units for it."""
 _MAX_CHARTS = 36
 _CURVES_BYTES = 500_000
 """Of all lines together; a point takes `_POINT_BYTES`."""
@@ -227,7 +320,7 @@ def charts_of(runs: Sequence[RunCurves]) -> list[Chart]:
     """The charts of one run, or of several, whose lines lie over each other metric by metric."""
     several = len(runs) > 1
     order = [name for name, _ in _GROUPS]
-    by_chart: dict[tuple[int, bool, str, str], list[Curve]] = {}
+    by_chart: dict[tuple[int, bool, str, str, str], list[Curve]] = {}
     for one in runs:
         for name, series in one.metrics.items():
             pairs = sorted(series.curve.pairs())
@@ -235,25 +328,39 @@ def charts_of(runs: Sequence[RunCurves]) -> list[Chart]:
                 continue
             group = next((group for group, names in _GROUPS if names.fullmatch(name)), "")
             place = order.index(group) if group else len(order)
-            title = name if several or group in _APART or not group else group
-            key = place, series.axis != "step", title, series.axis
-            by_chart.setdefault(key, []).append(Curve(one.run if several else name, pairs))
+            measure = next((end for end in _UNITS if name.endswith(end)), "")
+            label = name.removesuffix(measure)
+            title = label if several or group in _APART or not group else group
+            key = place, series.axis != "step", title, series.axis, measure
+            by_chart.setdefault(key, []).append(Curve(one.run if several else label, pairs))
     keys = sorted(by_chart, key=itemgetter(0, 1))[:_MAX_CHARTS]
     count = sum(min(len(by_chart[key]), COLORS) for key in keys)
     most = max(20, min(MAX_POINTS, _CURVES_BYTES // _POINT_BYTES // max(1, count)))
     charts = []
     for key in keys:
-        _, is_other_axis, title, axis = key
+        _, is_other_axis, title, axis, measure = key
         thinned = [Curve(one.label, thin(one.points, most)) for one in by_chart[key][:COLORS]]
+        curves, unit = _in_unit(thinned, measure)
         marks = () if several or is_other_axis else runs[0].restarts
-        charts.append(Chart(f"{title} by {axis}" if is_other_axis else title, axis, thinned, marks))
+        if len(curves) == 1 and not several:
+            title = curves[0].label
+        title = f"{title} by {axis}" if is_other_axis else title
+        charts.append(Chart(title, axis, curves, marks, unit))
     return charts
+
+
+def _in_unit(curves: list[Curve], measure: str) -> tuple[list[Curve], str]:
+    """The curves in the largest unit in which the greatest value is 1 or more, and the unit."""
+    if not measure:
+        return curves, ""
+    greatest = max((y for curve in curves for _, y in curve.finite()), default=0.0)
+    units = _UNITS[measure]
+    size, unit = next((one for one in units if greatest >= one[0]), units[-1])
+    return [Curve(one.label, [(x, y / size) for x, y in one.points]) for one in curves], unit
 
 
 _BELOW = -0.08
 """The height of a line below an axis on which it has no value."""
-_BARS_WIDTH, _BAR_ROW, _BAR_LABEL, _BAR_SHARE = 420, 22, 124, 40
-"""Width of all bars, height of one with its gap, width of its label, and of its number."""
 KINDS = ("best", "good", "other")
 """Of lines, the best first; `report.css` has a style for each."""
 
@@ -298,56 +405,3 @@ def draw_coordinates(axes: Sequence[Axis], lines: Sequence[Polyline], title: str
         path = f"M{'L'.join(points)}"
         drawn_lines.append({"label": line.label, "path": path, "kind": f"{line.kind}-trial"})
     return _drawn("coordinates", title=title, box=_AXES, axes=drawn_axes, lines=drawn_lines)
-
-
-def draw_bars(shares: Sequence[tuple[str, float]], title: str) -> str:
-    """A bar for each name, of a share from 0 to 1; nothing without any."""
-    if not shares:
-        return ""
-    most = _BARS_WIDTH - _BAR_LABEL - _BAR_SHARE
-    rows = [
-        (name, round(max(1.0, min(1.0, share) * most), 1), f"{share:.0%}") for name, share in shares
-    ]
-    box = {"width": _BARS_WIDTH, "row": _BAR_ROW, "left": _BAR_LABEL}
-    return _drawn("bars", title=title, box=box, rows=rows)
-
-
-_STRIP_WIDTH = 640
-_LEAST_WIDTH = 2.0
-"""Width of the shortest part of a run's time."""
-
-
-def share_bar(parts: Sequence[tuple[str, float]]) -> str:
-    """The parts of a whole side by side, each with its share from 0 to 1, and a legend."""
-    x, drawn = 0.0, []
-    for at, (name, share) in enumerate(parts):
-        width = share * _STRIP_WIDTH
-        drawn.append(_strip_part(f"f{at % COLORS}", x, width, f"{name} {share:.0%}"))
-        x += width
-    return _drawn("strip", parts=drawn, keys=True)
-
-
-class TimePart(NamedTuple):
-    """A part of the time, in seconds since any moment; `kind` is ``waited`` or ``ran``."""
-
-    begin: float
-    end: float
-    kind: str
-    label: str
-
-
-def time_bar(parts: Sequence[TimePart]) -> str:
-    """The parts of a run's time side by side; nothing if they take no time."""
-    if not parts or parts[-1].end <= parts[0].begin:
-        return ""
-    across = Scale(parts[0].begin, parts[-1].end, 0.0, _STRIP_WIDTH)
-    drawn = []
-    for number, part in enumerate(parts):
-        kind = f"{part.kind}{' odd' if number % 2 == 0 else ''}"
-        width = max(_LEAST_WIDTH, across(part.end) - across(part.begin))
-        drawn.append(_strip_part(kind, across(part.begin), width, part.label))
-    return _drawn("strip", parts=drawn)
-
-
-def _strip_part(kind: str, x: float, width: float, label: str) -> dict[str, Any]:
-    return {"kind": kind, "x": round(x, 1), "width": round(width, 1), "label": label}

@@ -172,7 +172,7 @@ def brief(row: Run) -> str | None:
     if not causes:
         return None
     rule, proof = causes[0].rule, causes[0].evidence[0]
-    return f"{rule.label}, {rule.means}: {_source(proof)}: {proof.text[:160]}"
+    return f"{rule.label}, {rule.means}: {source(proof)}: {proof.text[:160]}"
 
 
 def _folders(row: Run) -> list[Path]:
@@ -367,7 +367,7 @@ def lines(causes: Sequence[Cause]) -> Iterator[str]:
         mark = " (the most probable)" if cause is causes[0] and len(causes) > 1 else ""
         yield f"{cause.rule.label}: {cause.rule.means}{mark}"
         for proof in cause.evidence:
-            yield from (f"  proof   {_source(proof)}", f"          {proof.text}")
+            yield from (f"  proof   {source(proof)}", f"          {proof.text}")
         rank = cause.first_rank
         also = ", ".join(label for label in cause.also if label != cause_rules.UNKNOWN)
         facts = {
@@ -381,7 +381,9 @@ def lines(causes: Sequence[Cause]) -> Iterator[str]:
                 yield f"  {'' if number else name:<7} {text}"
 
 
-def _source(proof: Evidence) -> str:
+def source(proof: Evidence, folder: str = "") -> str:
+    """Where evidence is from; `folder` is left out of its path."""
     rank = "" if proof.rank is None else f", rank {proof.rank}"
     host = f", {proof.host}" if proof.host else ""
-    return f"{proof.file}:{proof.line}{rank}{host}"
+    file = proof.file.removeprefix(f"{folder}/") if folder else proof.file
+    return f"{file}:{proof.line}{rank}{host}"

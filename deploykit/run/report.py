@@ -7,8 +7,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +19,11 @@ from typing import Any, Literal
 from deploykit.backends import base as backend
 from deploykit.cost import prices
 from deploykit.cost.prices import Spent
-from deploykit.diagnose.ranking import Cause
+from deploykit.diagnose.ranking import Cause, Evidence
 from deploykit.job.model import LogLine, State
 from deploykit.lib import units
 from deploykit.lib.errors import DeploykitError
-from deploykit.observe import exit_records, stacks, traces, usage
+from deploykit.observe import exit_records, logfiles, stacks, traces, usage
 from deploykit.observe.metrics.progress import Progress
 from deploykit.observe.metrics.series import Series, is_chosen
 from deploykit.observe.traces import RankProfile
@@ -52,6 +54,7 @@ _EVENT = re.compile(
 """Lines of the launchers that belong into the timeline."""
 _RESTART = re.compile(r"restart (\d{1,6}) \(")
 _NETWORK = re.compile(r"network: (.{1,500})")
+_FRAME = re.compile(r' {1,8}File "(.{1,400})", line (\d{1,9})(, in .{1,100})?$')
 _NODE = re.compile(r"node (\d{1,9}) of (\d{1,9}) \((.{1,60})\): rendezvous at (.{1,100})")
 _FILES = ("job.json", "plan.sh", "plan.json", "uncommitted.diff", "source.json")
 _MAX_REMARKS = 20_000
@@ -397,6 +400,8 @@ class RunReport:
     preflight: list[str]
     slow: list[str]
     causes: tuple[Cause, ...]
+    raised_at: list[str]
+    """The frame of a traceback that led to the first cause, and its line of code."""
     stacks: list[str]
     usage: list[Sample]
     profile: list[RankProfile]
@@ -423,6 +428,7 @@ def of(row: Run) -> RunReport:
         preflight=_preflight(run),
         slow=[line.text for line in run.remarks if line.rank is not None][-5:],
         causes=causes,
+        raised_at=_raised_at(causes[0].evidence[0], folder) if causes else [],
         stacks=list(stacks.lines(stacks.read(newest)))[:_MAX_LINES] if newest else [],
         usage=usage.history(folder),
         profile=list(_profile(folder)),
@@ -440,6 +446,28 @@ def _causes(row: Run) -> tuple[tuple[Cause, ...], list[str]]:
     except (DeploykitError, OSError) as error:
         return (), [f"the cause: {error}"]
     return diagnosis.causes, list(diagnosis.warnings)
+
+
+def _raised_at(proof: Evidence, folder: Path) -> list[str]:
+    """The last frames of the traceback that ends with a line of a log: the script's, and any other.
+
+    Each with its line of code. Nothing if the line ends no traceback.
+    """
+    before: deque[str] = deque(maxlen=_MAX_LINES)
+    with contextlib.suppress(OSError), Path(proof.file).open(errors="replace") as file:
+        for text in itertools.islice(file, max(0, proof.line - 1)):
+            line = logfiles.parse(text.rstrip("\n"), None)
+            if line.rank == proof.rank:
+                before.append(line.text)
+    frames: list[tuple[str, str]] = []
+    for text, after in itertools.pairwise([*before, ""]):
+        if frame := _FRAME.match(text):
+            path = frame[1].removeprefix(f"{folder}/source/")
+            frames.append((f"{path}:{frame[2]}{frame[3] or ''}", f"  {after.strip()}"))
+        elif not text.startswith(" "):
+            frames = []
+    own = [one for one in frames if not one[0].startswith(("/", "<"))]
+    return [text for one in dict.fromkeys([*own[-1:], *frames[-1:]]) for text in one]
 
 
 def _nodes(run: RunFacts, job: dict[str, Any]) -> Iterator[tuple[str, str]]:

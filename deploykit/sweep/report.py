@@ -5,10 +5,11 @@ Imports Optuna.
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from deploykit.observe.charts import (
     COLORS,
@@ -22,11 +23,12 @@ from deploykit.observe.charts import (
     thin,
     ticks,
 )
-from deploykit.observe.metrics.series import without_repeats
+from deploykit.observe.metrics.points import Point
+from deploykit.observe.metrics.series import Series
 from deploykit.run.metrics import RunMetrics
 from deploykit.sweep import folder, space, summary, trials
 from deploykit.sweep.folder import SweepRecord
-from deploykit.sweep.model import Parameter
+from deploykit.sweep.model import Parameter, Sweep
 from deploykit.sweep.summary import SweepSummary, TrialSummary
 
 LEAST = 10
@@ -34,7 +36,9 @@ LEAST = 10
 _TOP, _TOP_TRIALS = 0.1, 5
 """The best trials that importance asks for: this share, but no fewer than that many."""
 _MOST_AXES = 9
-_MOST_LINES = 400
+_MOST_LINES, _MOST_DOTS = 400, 200
+_MAX_LABEL = 160
+"""Characters of the text of a trial in a chart."""
 _MOST_POINTS = 300
 _GOOD = 0.25
 
@@ -59,14 +63,16 @@ def of(record: SweepRecord) -> SweepReport:
     names = [*importance, *(name for name in record.sweep.parameters if name not in importance)]
     shown = {name: record.sweep.parameters[name] for name in names[: _MOST_AXES - 1]}
     values = [one.value for one in ranked if one.value is not None]
-    charts = [chart for chart in (_history(sweep), _curves(sweep)) if chart is not None]
+    slices = [_slice(sweep, name, one) for name, one in shown.items()] if values else []
+    known = (_history(sweep), *slices, _curves(sweep))
+    charts = [chart for chart in known if chart is not None]
     if not values:
         return SweepReport(sweep, importance, charts, [], [])
     low, high = min(values), max(values)
     scale = Scale(low, high, 0.0, 1.0, is_wide(low, high))
     metric = record.sweep.objective.metric
     axes = [*(_axis(name, one) for name, one in shown.items()), Axis(metric, _height_marks(scale))]
-    lines = _lines(ranked[:_MOST_LINES], shown, scale, metric)
+    lines = _lines(sweep, shown, scale)
     return SweepReport(sweep, importance, charts, axes, lines)
 
 
@@ -93,35 +99,69 @@ def _history(sweep: SweepSummary) -> Chart | None:
     """The value of each trial, and the best so far."""
     objective = sweep.record.sweep.objective
     better = min if objective.direction == "minimize" else max
-    each: list[tuple[float, float]] = []
-    best: list[tuple[float, float]] = []
-    for one in sweep.trials:
-        if one.state == "succeeded" and one.value is not None:
-            each.append((float(one.number), one.value))
-            best.append(
-                (float(one.number), better([one.value, *(value for _, value in best[-1:])]))
-            )
-    if not each:
+    trials = sorted((one.number, one.value) for one in sweep.ranked if one.value is not None)
+    if not trials:
         return None
-    curves = [Curve("best so far", best), Curve("each trial", each)]
-    return Chart(f"{objective.metric} by trial", "trial", _thinned(curves))
+    values = itertools.accumulate((value for _, value in trials), better)
+    best = [(float(number), value) for (number, _), value in zip(trials, values, strict=True)]
+    dots = _dots(sweep, sweep.ranked, lambda one: float(one.number))
+    curves = [dots, Curve("best so far", thin(best, _MOST_POINTS), "steps")]
+    return Chart(f"{objective.metric} by trial", "trial", curves)
+
+
+def _dots(
+    sweep: SweepSummary, ranked: Sequence[TrialSummary], x: Callable[[TrialSummary], float]
+) -> Curve:
+    """The objective of trials by `x`."""
+    shown = ranked[:_MOST_DOTS]
+    points = [(x(one), one.value or 0.0) for one in shown]
+    label = "trials" if len(shown) == len(ranked) else f"the best {_MOST_DOTS} trials"
+    return Curve(label, points, "dots", [_label(one, sweep.record.sweep) for one in shown])
+
+
+def _slice(sweep: SweepSummary, name: str, limits: Parameter) -> Chart:
+    """The objective of the trials by one parameter; the best trial is a curve of its own."""
+    have = [one for one in sweep.ranked if name in one.values]
+
+    def place(one: TrialSummary) -> float:
+        value = one.values[name]
+        if limits.choice is None:
+            return float(value)
+        return float(limits.choice.index(value)) if value in limits.choice else math.nan
+
+    others, best = _dots(sweep, have[1:], place), _dots(sweep, have[:1], place)
+    title = f"{sweep.record.sweep.objective.metric} by {name}"
+    curves = [others, replace(best, label="best trial")]
+    return Chart(title, name, curves, names=limits.choice or (), logarithmic=limits.log)
+
+
+def brief(one: Parameter, value: str) -> str:
+    """A value with the digits that matter; a choice as it is written."""
+    return value if one.choice is not None else f"{float(value):.6g}"
+
+
+def _label(one: TrialSummary, sweep: Sweep) -> str:
+    values = (f"{name} {brief(sweep.parameters[name], it)}" for name, it in one.values.items())
+    text = f"trial {one.number}: {sweep.objective.metric} {one.value or 0.0:.6g}"
+    return ", ".join([text, *values])[:_MAX_LABEL]
 
 
 def _curves(sweep: SweepSummary) -> Chart | None:
     """The objective of the best trials, step by step; then of those that were stopped early."""
     objective = sweep.record.sweep.objective
-    curves = []
+    curves, axes = [], set[str]()
     for one in [*sweep.ranked, *sweep.pruned][:COLORS]:
         if one.runs:
-            every = (point for row in one.runs for point in RunMetrics(row).new())
-            own = without_repeats(point for point in every if point.name == objective.metric)
-            points = enumerate(trials.of_objective(list(own), objective))
+            points = list(RunMetrics(one.runs[-1]).new())
+            series = Series(objective.metric, "", Point(objective.metric, math.nan))
+            for point in trials.of_objective(points, objective):
+                series.add(point)
+            axes |= {series.axis} if series.count else set()
             label = f"trial {one.number}{', stopped' if one.state == 'pruned' else ''}"
-            pairs = [(number if at.step is None else at.step, at.value) for number, at in points]
-            curves.append(Curve(label, sorted((float(step), value) for step, value in pairs)))
+            curves.append(Curve(label, sorted(series.curve.pairs())))
     known = [curve for curve in curves if len(curve.points) > 1]
     title = f"{objective.metric} of the best trials"
-    return Chart(title, "step", _thinned(known)) if known else None
+    return Chart(title, " or ".join(sorted(axes)), _thinned(known)) if known else None
 
 
 def _thinned(curves: Sequence[Curve]) -> list[Curve]:
@@ -157,16 +197,14 @@ def _of_choice(choice: Sequence[str], value: str) -> float:
     return choice.index(value) / (len(choice) - 1) if len(choice) > 1 else 0.5
 
 
-def _lines(
-    ranked: Sequence[TrialSummary], shown: Mapping[str, Parameter], scale: Scale, metric: str
-) -> list[Polyline]:
+def _lines(sweep: SweepSummary, shown: Mapping[str, Parameter], scale: Scale) -> list[Polyline]:
+    ranked = sweep.ranked[:_MOST_LINES]
     good = max(1, round(len(ranked) * _GOOD))
     lines = []
     for rank, one in enumerate(ranked):
         kind = "best" if rank == 0 else "good" if rank < good else "other"
-        value = one.value or 0.0
-        label = f"trial {one.number}: {metric} {value:.6g}"
-        lines.append(Polyline(label, [*_heights(one.values, shown), _height(scale, value)], kind))
+        heights = [*_heights(one.values, shown), _height(scale, one.value or 0.0)]
+        lines.append(Polyline(_label(one, sweep.record.sweep), heights, kind))
     return lines
 
 

@@ -7,9 +7,12 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from urllib.parse import quote
 from xml.etree import ElementTree as ET
 
 import pytest
+
+from tests.browser import AXE, BROWSER, findings, opened
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -77,7 +80,7 @@ def test_pictures_are_what_their_scripts_draw(script):
     for name, text in drawn.items():
         on_disk = (DOCS / "pictures" / name).read_text(encoding="utf-8")
         assert on_disk == text, f"docs/pictures/{name} is out of date: make docs"
-    from_runs = {"run.svg", "watch.png", "watch-wide.png"}
+    from_runs = {"run.svg", "watch.png", "watch-wide.png", "report.png"}
     assert {path.name for path in DOCS.glob("pictures/*")} == {*drawn, *from_runs}
 
 
@@ -149,20 +152,78 @@ def test_the_listing_of_strings_tells_messages_from_the_rest(script, tmp_path):
     ]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not SPHINX.exists(), reason="run make .venv-docs/.ready first")
-def test_the_site_builds_without_a_warning_and_loads_nothing(tmp_path):
-    command = [SPHINX, "-m", "sphinx", "--fail-on-warning", "-q", "-b", "html", DOCS, tmp_path]
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of the built site."""
+    if not SPHINX.exists():
+        pytest.skip("run make .venv-docs/.ready first")
+    folder = tmp_path_factory.mktemp("site")
+    command = [SPHINX, "-m", "sphinx", "--fail-on-warning", "-q", "-b", "html", DOCS, folder]
     built = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True, check=False
     )
     assert built.returncode == 0, built.stderr
-    texts = [path for path in tmp_path.rglob("*") if path.suffix in {".html", ".css"}]
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SPHINX.exists(), reason="run make .venv-docs/.ready first")
+def test_the_site_builds_without_a_warning_and_loads_nothing(site):
+    texts = [path for path in site.rglob("*") if path.suffix in {".html", ".css"}]
     assert len(texts) > len(list(DOCS.rglob("*.md")))
     for path in texts:
         loads = _LOADED.search(path.read_text(encoding="utf-8"))
-        assert loads is None, f"{path.relative_to(tmp_path)}: {loads[0]}"
-    assert (tmp_path / "searchindex.js").stat().st_size > 10_000
+        assert loads is None, f"{path.relative_to(site)}: {loads[0]}"
+    assert (site / "searchindex.js").stat().st_size > 10_000
+    start = (site / "index.html").read_text(encoding="utf-8")
+    (cards,) = re.findall(r'<ul class="cards[^"]*">(.*?)</ul>', start, re.DOTALL)
+    assert cards.count("<li>") == 6
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    BROWSER is None or not AXE.exists() or not SPHINX.exists(),
+    reason="optional: no Chromium or axe",
+)
+@pytest.mark.parametrize("name", ["index", "how-to/compare", "reference/causes"])
+@pytest.mark.parametrize(
+    "shape",
+    [{"width": 1280}, {"width": 1280, "scheme": "dark"}, {"width": 390}],
+    ids=["wide", "dark", "phone"],
+)
+def test_axe_has_no_serious_finding_on_the_site(site, name, shape):
+    found = findings(site / f"{name}.html", **shape)
+    assert found["passed"] > 10
+    assert (found["lines"], found["wider"]) == ([], 0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None or not SPHINX.exists(), reason="optional: no Chromium or site")
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 7", "causes"),
+        ("RuntimeError: The server socket has failed to listen on [::]:29517", "causes"),
+        ("pruner", "sweep"),
+    ],
+)
+def test_a_message_that_is_pasted_into_the_search_finds_its_page(site, words, page):
+    options = ("--virtual-time-budget=8000",)
+    dom, _ = opened(site / "search.html", *options, query=f"?q={quote(words)}")
+    results = re.search(r'<ul [^>]*class="search".*?</ul>', dom, re.DOTALL)[0]
+    assert f"/{page}.html" in re.search('href="([^"]*)"', results)[1]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        (r"CUDA out of memory\. Tried to allocate \d+", "CUDA out of memory. Tried to allocate …"),
+        (r"[Ee]rror (?:one|two): (?P<path>[^']{1,80})'", "Error one two : … '"),
+        (r"^plain (?!not)text$", "plain not text"),
+    ],
+)
+def test_the_words_of_a_pattern_are_those_that_people_search(script, pattern, words):
+    assert script("conf")._message(pattern) == words
 
 
 def test_the_check_for_outside_requests_sees_them():

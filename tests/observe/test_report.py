@@ -6,7 +6,7 @@ import json
 import math
 import re
 import shutil
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -20,6 +20,8 @@ from deploykit.job.model import State, Status
 from deploykit.lib import render
 from deploykit.observe import charts, usage
 from deploykit.observe.charts import Chart, Curve
+from deploykit.observe.metrics.points import Point
+from deploykit.observe.metrics.series import Collection
 from deploykit.run import registry
 from tests.browser import AXE, BROWSER, findings, opened
 from tests.cli.test_profile import event, write
@@ -172,6 +174,44 @@ def test_a_run_that_failed_says_why_and_what_to_do(live, here, capsys):
     assert "<script>alert(1)</script>" in found.text  # as text
 
 
+@pytest.mark.parametrize("frame", [", in forward", ""])
+def test_the_cause_is_said_once_with_the_line_that_raised(live, here, capsys, frame):
+    trained(live, [2, 1.5])
+    source = live.folder / "source/train.py"
+    live.log(
+        "Traceback (most recent call last):",
+        f'  File "{source}", line 3, in <module>',
+        "    main()",
+        f'  File "{source}", line 17{frame}',
+        "    raise_it(<b>)",
+        '  File "/nowhere/torch/nn/modules.py", line 8, in raise_it',
+        "    raise ValueError(text)",
+        "    ^^^^^^^^^^^^^^^^^^^^^^",
+        "ValueError: bad batch",
+    )
+    live.end(code=1)
+    report(capsys)
+    found = checked("report-live-run.html").text
+    lines = f"train.py:17{frame} raise_it(<b>) /nowhere/torch/nn/modules.py:8, in raise_it"
+    assert f"{lines} raise ValueError(text) ValueError: bad batch" in found
+    assert "<module>" not in found
+    assert found.count("the program raised an exception") == 1
+    assert found.count("bad batch") == 1
+    assert "found in logs/node-0.log:" in found
+    cli.main(["diagnose", "live-run"])
+    assert f"proof   {live.folder}/logs/node-0.log:" in capsys.readouterr().out
+
+
+def test_the_numbers_that_people_look_for_come_first(live, here, capsys):
+    trained(live, [2, 0.5, 1])
+    live.log("epoch 1/2 accuracy 0.75")
+    live.end()
+    report(capsys)
+    text = checked("report-live-run.html").text
+    numbers = "best loss 0.5 best accuracy 0.75 step 3/99"
+    assert re.search(rf"duration [\w ]+ {numbers} (pace [\w. /]+ )?ranks 8 on 2 nodes Curves", text)
+
+
 def test_a_run_that_was_preempted_thrice(live, here, capsys):
     records = live.folder / "exit_records"
     records.mkdir()
@@ -229,6 +269,8 @@ def test_the_time_of_a_job_that_slurm_started_again(here, start, capsys):
         "attempt 4 ran 20m 0s."
     ) in found.text
     assert "re-run succeeded after 29m 0s" in found.text
+    phases = [one["class"] for one in found.all("span") if "style" in one]
+    assert phases == ["waited", "ended", "waited", "ended", "waited", "succeeded"]
     assert "waited 31m 0s ran for 29m 0s" in found.text
     assert found.text.count("passed at 01:40") == 2  # as an event, and as the preflight
     assert found.text.count("passed at 01:14") == 1
@@ -250,8 +292,8 @@ def test_what_ranks_used_over_time(live, here, capsys):
         (live.folder / f"exit_records/history-{node}.jsonl").write_text("\n".join(lines))
     report(capsys)
     found = checked("report-live-run.html")
-    assert "Memory of each rank, GiB" in found.text
-    assert "CPU of each rank, % of a core" in found.text
+    assert "Memory of each rank , GiB" in found.text
+    assert "CPU of each rank , % of a core" in found.text
     assert "GPU of each rank" not in found.text
     assert "rank 9 4 2 4" in found.text
     assert "rank 4 " not in found.text  # of ten ranks, the eight that use least and most
@@ -393,10 +435,67 @@ def test_pictures_of_an_evaluation_are_within_the_page(here, capsys):
     ],
 )
 def test_a_chart_of_any_numbers(points, drawn):
-    shown = charts.draw(Chart("t", "step", [Curve("c", points)]), 0)
-    assert bool(shown) == drawn
-    for path in re.findall(r' d="([^"]*)"', shown):
+    shown = charts.draw([Chart("t", "step", [Curve("c", points), Curve("d", points, "dots")])])
+    assert shown  # a single dot can be drawn
+    only_lines = charts.draw([Chart("t", "step", [Curve("c", points)])])
+    assert bool(only_lines) == drawn
+    for path in re.findall(r' d="([^"]*)"', "".join([*shown, *only_lines])):
         assert re.fullmatch(r"(?:[MLHV]-?[\d.]+(?: -?[\d.]+)?)+", path), path
+
+
+def test_a_chart_has_values_for_the_pointer_and_markers_if_points_are_few():
+    lines = [Curve("a<b", [(1, 0.5), (2, 0.25)]), Curve("c", [(1, 9.0), (3, math.nan), (4, 7.0)])]
+    (few,) = charts.draw([Chart("t", "step", lines)])
+    assert "<title>step 1: a&lt;b 0.5, c 9</title>" in few
+    assert "<title>step 2: a&lt;b 0.25, c 9</title>" in few  # the last value so far
+    assert "<title>step 4: a&lt;b 0.25, c 7</title>" in few
+    assert few.count('class="markers') == 2
+    many = [(x, float(x)) for x in range(1000)]
+    (shown,) = charts.draw([Chart("t", "step", [Curve("c", many)])])
+    assert 'class="markers' not in shown
+    assert 40 < shown.count("<title>step ") <= 60
+
+
+def test_charts_with_the_same_axis_have_the_same_range():
+    def labels(page):
+        return re.findall(r'class="mid"[^>]*>([^<]*)<', page)
+
+    short, long = Curve("a", [(1, 1.0), (3, 2.0)]), Curve("b", [(1, 1.0), (100, 2.0)])
+    first, second = charts.draw([Chart("a", "step", [short]), Chart("b", "step", [long])])
+    assert labels(first) == labels(second) == ["20", "40", "60", "80", "100", "step"]
+    (by_epoch,) = charts.draw([Chart("a", "epoch", [short])])
+    assert labels(by_epoch) == ["1", "2", "3", "epoch"]  # no half epochs
+
+
+def test_names_on_an_axis_are_cut_to_their_room():
+    dots = Curve("c", [(0, 1.0), (1, 2.0)], "dots", ["trial 0", "trial 1"])
+    (shown,) = charts.draw([Chart("t", "p", [dots], names=["short", "n" * 90])])
+    assert ">short<" in shown
+    assert re.search(">n{10,30}…<", shown)
+    assert "<title>trial 1</title>" in shown
+    assert ">last<" not in shown  # dots have no last value
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "unit", "expected"),
+    [
+        ("step_seconds", [0.02, 0.01], "ms", [20, 10]),
+        ("step_seconds", [20, 10], "s", [20, 10]),
+        ("memory_bytes", [2**30, 2**31], "GiB", [1, 2]),
+        ("memory_bytes", [2**20, 2**21], "MiB", [1, 2]),
+        ("loss", [0.02, 0.01], "", [0.02, 0.01]),
+    ],
+)
+def test_units_are_those_that_people_read(name, values, unit, expected):
+    (chart,) = charts.charts_of([charts.RunCurves("run", series(name, values), [])])
+    assert chart.unit == unit
+    assert [y for _, y in chart.curves[0].points] == pytest.approx(expected)
+
+
+def series(name, values):
+    collection = Collection()
+    collection.add(Point(name, value, step) for step, value in enumerate(values))
+    return {one.name: one for one in collection.series.values()}
 
 
 @pytest.mark.parametrize(
@@ -414,6 +513,7 @@ def test_round_numbers_on_an_axis(low, high, expected):
 
 def test_a_logarithmic_axis_has_powers_of_ten():
     assert charts.ticks(0.002, 30, logarithmic=True) == pytest.approx([0.01, 0.1, 1, 10])
+    assert charts.ticks(0.3, 9, logarithmic=True) == pytest.approx([0.5, 1, 2, 5])
 
 
 def test_a_thinned_curve_keeps_its_extremes():
@@ -428,9 +528,6 @@ def test_a_thinned_curve_keeps_its_extremes():
 
 
 def test_charts_of_one_run_put_what_belongs_together_in_one():
-    from deploykit.observe.metrics.points import Point
-    from deploykit.observe.metrics.series import Collection
-
     names = ["loss", "val_loss", "a_seconds", "b_seconds", "lr", "images_per_second", "other"]
     collection = Collection()
     collection.add(Point(name, 1.0, step) for name in names for step in (1, 2))
@@ -439,7 +536,7 @@ def test_charts_of_one_run_put_what_belongs_together_in_one():
     drawn = charts.charts_of([charts.RunCurves("run", made, [(2, "restart 1")])])
     assert [(one.title, len(one.curves)) for one in drawn] == [
         ("Loss", 2),
-        ("Loss by epoch", 1),
+        ("epoch_loss by epoch", 1),
         ("lr", 1),
         ("images_per_second", 1),
         ("Time of a step", 2),
@@ -448,9 +545,26 @@ def test_charts_of_one_run_put_what_belongs_together_in_one():
     assert [bool(one.marks) for one in drawn] == [True, False, True, True, True, True]
 
 
-def test_a_bar_without_time_is_none():
-    assert not charts.time_bar([])
-    assert not charts.time_bar([charts.TimePart(5, 5, "waited", "x")])
+def test_a_bar_without_time_is_none(live, here, capsys):
+    strip = render.macros("report/charts.html.j2").strip
+    assert not strip([]).strip()
+    live.close()
+    created = datetime.fromtimestamp(registry.get("live-run").created, UTC)
+    started, finished = created - timedelta(seconds=9), created - timedelta(seconds=5)
+    registry.update("live-run", Status(State.CANCELLED, "", "", 0, started, finished))
+    report(capsys)  # the clock was set back: no time at all
+    found = checked("report-live-run.html")
+    assert "attempt 1 ran 0s" in found.text
+    assert not [one for one in found.all("div") if one.get("class") == "strip"]
+
+
+def test_a_table_has_no_empty_column():
+    table = render.macros("report/parts.html.j2").table
+    shown = table(
+        ["trial", "cost", "loss", "reason"], [["0", "", ("1", True), ""], ["1"] + [""] * 3]
+    )
+    assert re.findall('scope="col">([^<]*)<', shown) == ["trial", "loss"]
+    assert shown.count("<td") == 2
 
 
 def test_long_texts_are_cut():

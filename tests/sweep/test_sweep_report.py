@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from deploykit.cli import main as cli
-from deploykit.lib import paths
+from deploykit.lib import paths, render
 from deploykit.observe import charts
 from deploykit.observe.charts import Axis
 from tests.browser import BROWSER
@@ -51,10 +52,21 @@ def test_the_page_of_a_sweep(searched, sweep):
     ):
         assert text in found.text
     titles = " ".join(svg.get("aria-label", "") for svg in found.all("svg"))
-    assert "importance of each parameter" in titles
+    assert re.search(r"Importance (lr|optimizer) \d+% ", found.text)
     assert "parameters and objective of each trial" in titles
-    drawn = Path("report-s.html").read_text().count("<title>trial ")
-    assert drawn == 10 + 8  # a line each, and the curves of the best eight
+    page = Path("report-s.html").read_text()
+    dots = re.findall('<circle class="dot [^>]*><title>(trial [^<]*)</title>', page)
+    sgd = page.count(">sgd</td>")
+    # each in the charts of trials, of lr and of optimizer; momentum is a parameter of sgd only
+    assert len(dots) == 3 * 10 + sgd
+    assert f"trial {best['trial']}: loss {best['value']:.6g}, lr " in "".join(dots)
+    lines = page.count("<title>trial ") - len(dots)
+    assert lines == 10 + 8  # a line each, and the curves of the best eight
+    assert page.count('class="steps c1"') == 2  # the best so far, and its legend
+    assert len(found.all("a")) == 1 + 10  # the run of the best trial, and of each
+    headings = re.findall('<th scope="col">([^<]*)</th>', page)
+    assert "cost" in headings
+    assert "reason" not in headings  # all have succeeded
     if BROWSER:
         command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--screenshot=s.png"]
         page = Path("report-s.html").absolute().as_uri()
@@ -106,7 +118,7 @@ def test_a_line_passes_below_an_axis_on_which_it_has_no_value():
         == charts.draw_coordinates(axes, [], "it")
         == ""
     )
-    assert charts.draw_bars([], "it") == ""
+    assert not render.macros("report/charts.html.j2").bars([]).strip()
 
 
 @pytest.mark.slow
