@@ -47,9 +47,10 @@ def run(args: argparse.Namespace) -> int:
         output.table(
             ["run", "backend", "state", "started (UTC)", "duration", "age", *cost, "reason"],
             [_cells(row, cost=args.cost) for row in rows],
+            optional=("started (UTC)", "backend", "duration"),
         )
     elif every := registry.count():
-        output.note(f"none of the {every} runs match")
+        output.note(f"no match among {units.plural(every, 'run')}")
     else:
         output.note(f"no runs yet; {_how_to_start()}")
     if args.cost and not args.json:
