@@ -205,7 +205,7 @@ def table(
 
     console = Console()
     drawn = Table(box=None, header_style="", pad_edge=False)
-    colors = _STATE_COLORS if has_colors(sys.stdout) else {}
+    colors = _STATE_COLORS if terminal.has_colors(sys.stdout) else {}
     shown = [
         [Text.assemble((terminal.line(cell), colors.get(cell, ""))) for cell in row] for row in rows
     ]
@@ -345,22 +345,13 @@ def when(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def has_colors(out: TextIO) -> bool:
-    """Whether to color the output: on a terminal that has colors, unless ``NO_COLOR`` is set.
-
-    https://no-color.org
-    """
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") in {"dumb", "unknown"}
-    return out.isatty() and not plain
-
-
 def _state(run: Run) -> str:
     color = _STATE_COLORS.get(run.state)
     return run.state if color is None else _colored(sys.stdout, run.state, color)
 
 
 def _colored(out: TextIO, text: str, color: str) -> str:
-    return f"\x1b[{_SGR[color]}m{text}\x1b[0m" if has_colors(out) else text
+    return f"\x1b[{_SGR[color]}m{text}\x1b[0m" if terminal.has_colors(out) else text
 
 
 def _times(run: Run) -> Iterator[tuple[str, str]]:

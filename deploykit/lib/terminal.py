@@ -8,8 +8,10 @@ invisible.
 from __future__ import annotations
 
 import json
+import os
 import re
 import unicodedata
+from typing import TextIO
 
 _ODD = re.compile(r"[^ -~]")
 _COLOR = re.compile(r"\x1b\[[0-9;:]*m")
@@ -39,6 +41,15 @@ def log(text: str, *, colors: bool) -> list[str]:
     """
     states = [part for part in text.split("\r") if part] or [""]
     return [_colored(part) if colors else line(_COLOR.sub("", part)) for part in states]
+
+
+def has_colors(out: TextIO) -> bool:
+    """Whether to color the output: on a terminal that has colors, unless ``NO_COLOR`` is set.
+
+    https://no-color.org
+    """
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") in {"dumb", "unknown"}
+    return out.isatty() and not plain
 
 
 def data(text: str) -> str:
