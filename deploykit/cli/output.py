@@ -29,7 +29,7 @@ from deploykit.run.registry import Run, now
 if TYPE_CHECKING:
     from deploykit.observe.folding import Folding
 
-_STATE_COLORS = {
+STATE_COLORS = {
     State.SUCCEEDED.value: "green",
     State.FAILED.value: "red",
     State.RUNNING.value: "cyan",
@@ -205,7 +205,7 @@ def table(
 
     console = Console()
     drawn = Table(box=None, header_style="", pad_edge=False)
-    colors = _STATE_COLORS if terminal.has_colors(sys.stdout) else {}
+    colors = STATE_COLORS if terminal.has_colors(sys.stdout) else {}
     shown = [
         [Text.assemble((terminal.line(cell), colors.get(cell, ""))) for cell in row] for row in rows
     ]
@@ -346,7 +346,7 @@ def when(seconds: float) -> str:
 
 
 def _state(run: Run) -> str:
-    color = _STATE_COLORS.get(run.state)
+    color = STATE_COLORS.get(run.state)
     return run.state if color is None else _colored(sys.stdout, run.state, color)
 
 
