@@ -9,6 +9,7 @@ are cut, and the warnings of slow ranks that a busy machine brings are left out.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -41,6 +42,9 @@ SILENT = (
     " --set entrypoint.script=finetune.py --set entrypoint.args=[]"
 )
 COLUMNS = 104
+COLORS = {"succeeded": "#3a9d5d", "failed": "#d64545"}
+"""Of states on a terminal, on a light and a dark page."""
+STATES = re.compile(r"(?<=: )(succeeded|failed)(?=, exit code)")
 
 
 def main() -> None:
@@ -87,7 +91,8 @@ def picture(lines: list[str]) -> Picture:
     drawn.rect((1, 1), (878, 32 + 18 * len(lines)), "plain")
     for number, line in enumerate(lines):
         style = "code title" if line.startswith("$ ") else "code"
-        drawn.text((16, 26 + 18 * number), line, style)
+        parts = [(part, COLORS.get(part, "")) for part in re.split(STATES, line)]
+        drawn.colored((16, 26 + 18 * number), parts, style)
     return drawn
 
 

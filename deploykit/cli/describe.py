@@ -198,6 +198,19 @@ def _data(files: exit_records.Files) -> dict[str, Any]:
     }
 
 
+def files_line(run: Run) -> str:
+    """How many files the program wrote, and where; empty where that is not known."""
+    record = exit_records.written(Path(run.folder))
+    if record is None:
+        return ""
+    parts = [
+        f"{units.plural(files.count, 'file')}, {units.size(files.bytes)}, in {files.folder}"
+        for files in (record.output, record.checkpoints, record.working_folder)
+        if files.count and not (files is record.working_folder and record.collects)
+    ]
+    return "; ".join(parts) or "none"
+
+
 def written_lines(run: Run) -> Iterator[str]:
     """Lines about what the program wrote into output, checkpoints and its working folder."""
     record = exit_records.written(Path(run.folder))
@@ -222,6 +235,6 @@ def _listed(where: str, files: exit_records.Files) -> Iterator[str]:
     if not files.count:
         yield f"{where}: none"
         return
-    yield f"{where}: {files.count}, {units.size(files.bytes)}"
+    yield f"{where}: {units.plural(files.count, 'file')}, {units.size(files.bytes)}"
     for path, size in files.largest[:_NAMED]:
         yield f"  {units.size(size):>8}  {path if path.isprintable() else ascii(path)}"

@@ -277,7 +277,7 @@ def run_data(run: Run) -> dict[str, Any]:
 
 
 def run_text(run: Run, diagnosis: str | None = None, progress: str = "") -> None:
-    """Print a run as a few lines; `diagnosis` is the cause of its failure, if known.
+    """Print all that is known of a run; `diagnosis` is the cause of its failure, if known.
 
     `progress` is how far it is, if known.
     """
@@ -300,6 +300,27 @@ def run_text(run: Run, diagnosis: str | None = None, progress: str = "") -> None
     if _is_over(run):
         for number, text in enumerate(describe.written_lines(run)):
             say(f"  {'' if number else 'files':<7} {text}")
+
+
+def run_brief(run: Run, diagnosis: str | None = None) -> None:
+    """Print what matters once a command has sent, stopped or awaited a run, and how to see more."""
+    from deploykit.cli import describe
+
+    run_line(run)
+    verb, succeeded = "status", run.state == State.SUCCEEDED.value
+    if succeeded:
+        line = describe.files_line(run)
+        label, value = ("files", line) if line else ("output", run.output)
+    elif diagnosis:
+        verb, label, value = "diagnose", "cause", diagnosis
+    elif run.reason:
+        label, value = "reason", run.reason
+    else:
+        label, value = "handle", str(run.handle or f"{run.backend}://{run.target}, not confirmed")
+    more = shell.command("deploykit", verb, run.run)
+    for name, text in ((label, value), ("cost", _cost(run)), ("more", more)):
+        if text:
+            say(f"  {name:<7} {text}")
 
 
 def run_line(run: Run) -> None:

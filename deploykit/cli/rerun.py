@@ -41,5 +41,5 @@ def shown(new: Run, args: argparse.Namespace) -> int:
     if args.json:
         output.emit(output.run_data(new))
     else:
-        output.run_text(new)
+        output.run_brief(new)
     return 0

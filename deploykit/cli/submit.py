@@ -100,8 +100,8 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             output.emit(output.run_data(row))
         else:
-            output.run_text(row)
-            output.say(f"  source  {_files(prepared)}")
+            output.run_brief(row)
+            output.note(f"source: {_files(prepared)}")
         return 0
     output.note(f"{row.run}: submitted as {row.handle}; its folder is {row.folder}")
     output.note(f"source: {_files(prepared)}")
@@ -152,7 +152,7 @@ def _note_cost(prepared: Prepared) -> Estimate | None:
 def _files(prepared: Prepared) -> str:
     """How much travels, besides the node plane."""
     sizes = [entry.size for entry in _entries(prepared)]
-    return f"{len(sizes)} file{'s' * (len(sizes) != 1)}, {units.size(sum(sizes))}"
+    return f"{units.plural(len(sizes), 'file')}, {units.size(sum(sizes))}"
 
 
 def _entries(prepared: Prepared) -> list[Entry]:

@@ -157,7 +157,7 @@ def _finish(rows: Sequence[Run], *, as_json: bool) -> int:
         output.emit(data if len(data) > 1 else data[0])
     else:
         for row in rows:
-            output.run_text(row, run_diagnosis.brief(row))
+            output.run_brief(row, run_diagnosis.brief(row))
     return next(filter(None, map(_code, rows)), 0)
 
 
