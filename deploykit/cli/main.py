@@ -172,9 +172,9 @@ def parser(chosen: list[str]) -> argparse.ArgumentParser:
 
 def _overview() -> str:
     """All verbs, by what they are for."""
-    lines = []
+    lines, bold = [], sys.stdout.isatty() and has_colors()
     for title, verbs in GROUPS.items():
-        lines.append(f"\x1b[1m{title}\x1b[0m" if has_colors(sys.stdout) else title)
+        lines.append(f"\x1b[1m{title}\x1b[0m" if bold else title)
         for name, text in verbs.items():
             first, *rest = textwrap.wrap(text, max(20, _columns() - 16))
             lines += [f"  {name:<12}{first}", *(f"{'':14}{more}" for more in rest)]

@@ -205,7 +205,7 @@ def table(
 
     console = Console()
     drawn = Table(box=None, header_style="", pad_edge=False)
-    colors = STATE_COLORS if terminal.has_colors(sys.stdout) else {}
+    colors = STATE_COLORS if terminal.has_colors() else {}
     shown = [
         [Text.assemble((terminal.line(cell), colors.get(cell, ""))) for cell in row] for row in rows
     ]
@@ -372,7 +372,8 @@ def _state(run: Run) -> str:
 
 
 def _colored(out: TextIO, text: str, color: str) -> str:
-    return f"\x1b[{_SGR[color]}m{text}\x1b[0m" if terminal.has_colors(out) else text
+    colored = out.isatty() and terminal.has_colors()
+    return f"\x1b[{_SGR[color]}m{text}\x1b[0m" if colored else text
 
 
 def _times(run: Run) -> Iterator[tuple[str, str]]:

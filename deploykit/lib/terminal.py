@@ -11,7 +11,6 @@ import json
 import os
 import re
 import unicodedata
-from typing import TextIO
 
 _ODD = re.compile(r"[^ -~]")
 _COLOR = re.compile(r"\x1b\[[0-9;:]*m")
@@ -43,13 +42,12 @@ def log(text: str, *, colors: bool) -> list[str]:
     return [_colored(part) if colors else line(_COLOR.sub("", part)) for part in states]
 
 
-def has_colors(out: TextIO) -> bool:
-    """Whether to color the output: on a terminal that has colors, unless ``NO_COLOR`` is set.
+def has_colors() -> bool:
+    """Whether to color what a terminal shows: if it has colors, unless ``NO_COLOR`` is set.
 
     https://no-color.org
     """
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") in {"dumb", "unknown"}
-    return out.isatty() and not plain
+    return not (os.environ.get("NO_COLOR") or os.environ.get("TERM") in {"dumb", "unknown"})
 
 
 def data(text: str) -> str:
