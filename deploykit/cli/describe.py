@@ -203,11 +203,15 @@ def files_line(run: Run) -> str:
     record = exit_records.written(Path(run.folder))
     if record is None:
         return ""
-    parts = [
-        f"{units.plural(files.count, 'file')}, {units.size(files.bytes)}, in {files.folder}"
-        for files in (record.output, record.checkpoints, record.working_folder)
-        if files.count and not (files is record.working_folder and record.collects)
-    ]
+    parts: list[str] = []
+    parent = None
+    for files in (record.output, record.checkpoints, record.working_folder):
+        if not files.count or (files is record.working_folder and record.collects):
+            continue
+        folder = Path(files.folder)
+        where = folder.name if folder.parent == parent else files.folder
+        parts.append(f"{units.plural(files.count, 'file')}, {units.size(files.bytes)}, in {where}")
+        parent = folder.parent
     return "; ".join(parts) or "none"
 
 
@@ -228,7 +232,7 @@ def written_lines(run: Run) -> Iterator[str]:
         yield from _listed(f"in the working folder, {working.folder}", working)
     if working.count and not record.collects:
         names = ", ".join(quoting.yaml(path) for path, _ in working.largest[:_NAMED])
-        yield f"to have them copied to output, add to the job file: outputs: [{names}]"
+        yield f"to copy them to output, add this to the job file: outputs: [{names}]"
 
 
 def _listed(where: str, files: exit_records.Files) -> Iterator[str]:

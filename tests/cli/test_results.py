@@ -88,7 +88,7 @@ def test_what_a_failing_script_wrote_is_collected_and_listed(project, capsys):
         "  files   in output: none",
         f"          in the working folder, {row.folder}/source: 1 file, 2.5 kB",
         "              2.5 kB  a.log",
-        "          to have them copied to output, add to the job file: outputs: [a.log]",
+        "          to copy them to output, add this to the job file: outputs: [a.log]",
     ]
 
 
@@ -160,6 +160,11 @@ def test_checkpoints_are_listed_where_they_are_all_that_a_run_wrote(tmp_path):
         "in ou",
         "in ch",
     ]
+    assert describe.files_line(run) == "1 file, 61 B, in /c; 1 file, 61 B, in c"
+    last_of_all = {"working_folder": {**last, "folder": "/w/source"}, "output": NONE}
+    assert describe.files_line(record_of(tmp_path, record | last_of_all)) == (
+        "1 file, 61 B, in /c; 1 file, 61 B, in /w/source"
+    )
     run = record_of(tmp_path, record | {"checkpoints": NONE})
     assert list(describe.written_lines(run)) == ["in output: none"]
 
