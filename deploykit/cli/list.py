@@ -1,7 +1,7 @@
 """List runs, the newest first, with their current state.
 
-deploykit list --state failed            only those that failed
-deploykit list --name 'exp-*' -n 100     at most 100, by the beginning of their names
+deploykit list --state failed            only failed runs
+deploykit list --name 'exp-*' -n 100     up to 100 runs whose ids start with exp-
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _how_to_start() -> str:
 
 
 def _states(names: list[str]) -> set[str]:
-    """The states to show; empty for all. Raises UsageError for a word that is no state."""
+    """Return the states to show; empty for all. Raises UsageError for an unknown state."""
     known = [state.value for state in State]
     for name in names:
         if name not in known:

@@ -319,8 +319,8 @@ def _deleted_folder(error: BaseException | None) -> DeploykitError | None:
 def _limit(error: Exception) -> DeploykitError | None:
     """The error where the system starts no further process or thread; else None."""
     if isinstance(error, BlockingIOError) or "can't start new thread" in str(error):
-        hint = "end other programs, or raise the limit: `ulimit -u`"
-        return TryAgain(f"no further process can be started: {error}", hint=hint)
+        hint = "close other programs, or raise the limit: `ulimit -u`"
+        return TryAgain(f"cannot start another process: {error}", hint=hint)
     return None
 
 

@@ -139,8 +139,8 @@ def folded(row: Run, folding: Folding) -> None:
     """Note how many lines were left out, and how to see them."""
     if folding.hidden:
         command = shell.command("deploykit", "logs", row.run, "--raw")
-        what = "lines of torchrun, C++ frames and identical tracebacks"
-        note(f"{folding.hidden} {what} are folded: `{command}`")
+        what = "torchrun's own, C++ frames, repeated tracebacks"
+        note(f"{units.plural(folding.hidden, 'line')} hidden ({what}); `{command}` shows all")
 
 
 def log_data(lines: Iterable[LogLine]) -> None:

@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         lifecycle.refuse(args.job, prepared.warnings)
     output.warnings(prepared.warnings)
     if args.job.suffix == ".py" and isinstance(prepared.source, Path) and prepared.source.exists():
-        output.note(f"note: {args.job}, with the settings of {prepared.source}")
+        output.note(f"note: running {args.job} with the settings from {prepared.source}")
     if args.save:
         _save(args, overrides)
     if not args.json:
@@ -168,7 +168,7 @@ def _name_largest(prepared: Prepared) -> None:
         largest = (f"{entry.path} ({units.size(entry.size)})" for entry in large[:_SHOWN])
         output.note(
             f"source: {_files(prepared)}; the largest: {', '.join(largest)}",
-            "  exclude files the job does not need in .deploykitignore",
+            "  list files the job does not need in .deploykitignore",
         )
 
 

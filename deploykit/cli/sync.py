@@ -14,6 +14,7 @@ import argparse
 from collections.abc import Sequence
 
 from deploykit.cli import output
+from deploykit.lib import units
 from deploykit.run import registry
 from deploykit.run import tracking as run_tracking
 from deploykit.run.tracking import Sent
@@ -64,8 +65,7 @@ def _follow(row: registry.Run, *, as_json: bool) -> int:
 
 
 def _line(name: str, one: Sent) -> str:
-    values = f"{one.values} value{'' if one.values == 1 else 's'}"
-    return f"{name}: {values} sent to {one.tracker}: {one.url}"
+    return f"{name}: {units.plural(one.values, 'value')} sent to {one.tracker}: {one.url}"
 
 
 def _code(sent: Sequence[Sent]) -> int:
