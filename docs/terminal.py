@@ -41,7 +41,7 @@ SILENT = (
     "submit --backend local --run digits-2 --wait"
     " --set entrypoint.script=finetune.py --set entrypoint.args=[]"
 )
-COLUMNS = 104
+COLUMNS = 116
 COLORS = {"succeeded": "#3a9d5d", "failed": "#d64545"}
 """Of states on a terminal, on a light and a dark page."""
 STATES = re.compile(r"(?<=: )(succeeded|failed)(?=, exit code)")
