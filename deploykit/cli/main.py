@@ -172,7 +172,7 @@ def parser(chosen: list[str]) -> argparse.ArgumentParser:
 
 def _overview() -> str:
     """All verbs, by what they are for."""
-    lines, bold = [], sys.stdout.isatty() and has_colors()
+    lines, bold = [], os.isatty(1) and has_colors()  # standard output
     for title, verbs in GROUPS.items():
         lines.append(f"\x1b[1m{title}\x1b[0m" if bold else title)
         for name, text in verbs.items():

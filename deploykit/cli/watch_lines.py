@@ -101,8 +101,8 @@ def _throughput(view: View) -> str:
     if view.progress.throughput is None:
         return ""
     name, value = view.progress.throughput
-    found = _PER_SECOND.fullmatch(name)
-    unit = f"{found[1].lower()}s/s" if found else name
+    counted = _PER_SECOND.fullmatch(name)
+    unit = f"{counted[1].lower()}s/s" if counted else name
     return f"{describe.rounded(value)} {unit} ({view.progress.sources.get('throughput', '')})"
 
 

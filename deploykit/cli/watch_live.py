@@ -329,10 +329,10 @@ class _Page:
 
 def wrapped(line: str, width: int) -> list[str]:
     """A sentence, or the notes about one of several runs, in lines that fit; others unchanged."""
-    found = _SENTENCE.match(line)
-    if found is None:
+    label = _SENTENCE.match(line)
+    if label is None:
         return [line]
-    indent = " " * (len(found[0]) if line[0] == " " else 2)
+    indent = " " * (len(label[0]) if line[0] == " " else 2)
     return textwrap.wrap(terminal.line(line), max(width, _NARROWEST), subsequent_indent=indent)
 
 
