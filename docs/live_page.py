@@ -18,7 +18,7 @@ from pathlib import Path
 from svg import Picture
 
 HERE = Path(__file__).resolve().parent
-PAGES = {"watch.png": (80, 24, ["digits-1"]), "watch-wide.png": (200, 50, [])}
+PAGES = {"watch.png": (80, 24, ["digits-1"]), "watch-wide.png": (120, 24, [])}
 """Columns and rows of the terminal, and the runs, by the picture; no run is all unfinished ones."""
 REPORT, REPORT_SIZE = "digits-4", (1010, 945)
 """The run of report.png, and the pixels of the page that it shows, smaller by REPORT_SCALE."""
@@ -43,6 +43,12 @@ for step in range(1, 601):
     print(f"step {step}/600 loss {loss:.4f} images_per_second={speed:.0f}", flush=True)
     time.sleep(0.05 / (1 + lr / 4))
 """
+
+
+COLORS = {"31": "#c62828", "32": "#2f8f55", "35": "#8e24aa", "36": "#00799c", "90": "#b4bcc6"}
+"""Of the screen's SGR numbers (ECMA-48, 8.3.117)."""
+PAPER, INK = "#f4f6f8", "#1f2933"
+_SGR = re.compile(r"\x1b\[([0-9;]*)m")
 
 
 def main() -> None:
@@ -92,7 +98,7 @@ def deploykit(*words: str, folder: str) -> None:
 def page(folder: str, columns: int, rows: int, runs: list[str]) -> list[str]:
     """The lines on the screen once the runs are far enough."""
     watch = shlex.join([sys.executable, "-m", "deploykit", "watch", *runs])
-    size, server = ["-x", str(columns), "-y", str(rows)], str(rows)
+    size, server = ["-x", str(columns), "-y", str(rows)], str(columns)
     try:
         tmux(server, "new-session", "-d", *size, "-c", folder, watch, ";", "set", "status", "off")
         tmux(server, "resize-window", *size)
@@ -111,8 +117,8 @@ def anonymous(text: str, folder: str) -> str:
 
 
 def screen(server: str) -> list[str]:
-    """The lines on the screen."""
-    return [line.rstrip() for line in tmux(server, "capture-pane", "-p")[:-1].split("\n")]
+    """The lines on the screen, with their colors."""
+    return [line.rstrip() for line in tmux(server, "capture-pane", "-pe")[:-1].split("\n")]
 
 
 def tmux(server: str, *words: str) -> str:
@@ -124,22 +130,41 @@ def tmux(server: str, *words: str) -> str:
 
 def is_far(lines: list[str], *, one: bool) -> bool:
     """Whether the page has a curve, a time left, and what both ranks use, or an error."""
-    text = "\n".join(lines)
+    text = _SGR.sub("", "\n".join(lines))
     wanted = ("left", "rank 1", "CPU") if one else ("left", "failed", "FloatingPointError")
     return all(part in text for part in wanted) and text.count("▁") > 3  # noqa: PLR2004
 
 
 def picture(lines: list[str], columns: int, rows: int) -> Picture:
     """The page as a terminal's window."""
-    while lines and not lines[-1]:
-        lines = lines[:-1]
     title = f"The live page of watch on a terminal of {columns}x{rows}"
-    width, height = 32 + 8 * columns, 34 + 18 * len(lines)
+    width, height = 32 + round(7.23 * columns), 34 + 18 * len(lines)
     drawn = Picture((width, height), title)
     drawn.rect((1, 1), (width - 2, height - 2), "plain")
+    settings: set[str] = set()  # they hold until they are reset, also on the next line
     for number, line in enumerate(lines):
-        drawn.text((16, 26 + 18 * number), line, "code")
+        parts = []
+        first, *rest = _SGR.split(line)
+        for setting, text in zip(["", *rest[::2]], [first, *rest[1::2]], strict=True):
+            settings = changed(settings, setting.split(";"))
+            parts.append((text, PAPER if "7" in settings else color(settings)))
+        if PAPER in {color for text, color in parts if text}:
+            drawn.rect((8, 13 + 18 * number), (width - 16, 18), "head", radius=0)
+        drawn.colored((16, 26 + 18 * number), parts, "code")
     return drawn
+
+
+def changed(settings: set[str], numbers: list[str]) -> set[str]:
+    """The settings of the screen after one sequence."""
+    if numbers == ["0"]:
+        return set()
+    kept = settings - set(COLORS) if any(one in {*COLORS, "39"} for one in numbers) else settings
+    return kept | (set(numbers) - {"", "0", "39", "49"})
+
+
+def color(settings: set[str]) -> str:
+    """The color of text, if it has one."""
+    return next((COLORS[one] for one in settings if one in COLORS), "")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from deploykit.lib.version import __version__
 ENVIRONMENT = {
     "DEPLOYKIT_BACKEND": "The backend of a job that names none.",
     "DEPLOYKIT_HOME": "The folder for runs, bundles and the registry, in place of the one below.",
-    "NO_COLOR": "If set and not empty, states have no colors. TERM=dumb has the same effect.",
+    "NO_COLOR": "If set and not empty, nothing is colored. TERM=dumb has the same effect.",
 }
 FILES = {
     "job.yaml": "The job file, where none is named.",

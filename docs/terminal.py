@@ -41,7 +41,7 @@ SILENT = (
     "submit --backend local --run digits-2 --wait"
     " --set entrypoint.script=finetune.py --set entrypoint.args=[]"
 )
-COLUMNS = 104
+COLUMNS = 116
 COLORS = {
     r"\$ ": "prompt",
     r"\S+: succeeded|  fix ": "good",

@@ -43,8 +43,8 @@ def test_a_submit_says_how_much_travels(project, capsys):
     size = sum(path.stat().st_size for path in project.iterdir())
     assert cli.main(RUN) == 0
     shown = capsys.readouterr()
-    assert f"  source  2 files, {size} B\n" in shown.out
-    assert "source" not in shown.err
+    assert f"source: 2 files, {size} B\n" in shown.err
+    assert "source" not in shown.out
 
 
 def test_a_large_source_is_explained_before_it_is_sent(large, capsys):

@@ -1,4 +1,4 @@
-"""Recommend a parallel strategy: the memory and time that each needs per GPU, and why.
+"""Recommend a parallel strategy: the memory and time of each per GPU, and why.
 
 Computed, not measured: needs no GPU here.
 

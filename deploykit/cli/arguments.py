@@ -89,8 +89,8 @@ def _backend(parser: ArgumentParser) -> None:
     parser.add_argument(
         *("-b", "--backend"),
         metavar="BACKEND",
-        help="local, slurm, sagemaker, or another of `deploykit backends` (default: `backend` of "
-        "the job file, else DEPLOYKIT_BACKEND, else the config file's, else local)",
+        help="local, slurm, sagemaker, or another one that `deploykit backends` lists (default: "
+        "`backend` of the job file, else DEPLOYKIT_BACKEND, else the config file's, else local)",
     )
 
 

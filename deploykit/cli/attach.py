@@ -32,5 +32,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         output.emit(output.run_data(row))
     else:
-        output.run_text(row)
+        output.run_brief(row)
     return 0

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         output.emit(data[0] if len(rows) == 1 else data)
     elif not args.json:
         for row in stopped:
-            output.run_text(row)
+            output.run_brief(row)
     if errors:
         for other in errors[1:]:
             output.error(other, as_json=False)

@@ -1,4 +1,4 @@
-"""Find every problem of a job file, without network, credentials or a cluster.
+"""Find every problem in a job file, without network, credentials or a cluster.
 
 Without --backend: for every backend that has a section in the file, or else for this machine.
 

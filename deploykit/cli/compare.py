@@ -1,7 +1,7 @@
 """Compare runs: differences in source, job and arguments, and the metrics, the best marked `*`.
 
-Settings that are the same in all runs are omitted. The best value of a loss, error or time is the
-lowest, of an accuracy or rate the highest; the name of the metric decides which applies.
+Identical settings are omitted. For a loss, error or time the lowest value is best, for an
+accuracy or rate the highest; the name of the metric decides.
 
 deploykit compare exp-1 exp-2
 deploykit compare exp-1 exp-2 exp-3 --name '*loss*'
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     rows = {row.run: row for row in registry.selected(args.run)}
     if len(rows) == 1:
         raise UsageError(
-            f"{next(iter(rows))} is the only run named", hint="name two runs or more to compare"
+            f"only one run is given: {next(iter(rows))}", hint="give two or more runs to compare"
         )
     facts = [run_report.facts(row, args.name) for row in run_state.refresh(list(rows.values()))]
     compared = run_report.compare(facts)
@@ -53,9 +53,9 @@ def _show(compared: Comparison) -> None:
     of_metrics = list(metrics(compared))
     output.table(headings, list(_cells([*lines, *of_metrics])), headings_in_pipe=True)
     if not compared.settings:
-        output.note("source, job and arguments are the same in all")
+        output.note("source, job and arguments are identical")
     elif compared.same:
-        output.note(f"{compared.same} other settings are the same in all")
+        output.note(f"{units.plural(compared.same, 'other setting')} identical")
     if not any(row.values for row in compared.metrics):
         output.note("no metrics were found in the files and the logs of these runs")
 

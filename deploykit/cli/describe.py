@@ -19,6 +19,10 @@ from deploykit.run import budgets
 from deploykit.run.registry import Run, now
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
+FILLED, EMPTY = "━", "─"
+"""What a gauge is drawn with."""
+_WHOLE = 100
+"""Numbers from here on are shown without decimals."""
 
 
 def line(one: Progress, *, ended: bool = False) -> str:
@@ -54,11 +58,32 @@ def position(one: Progress) -> list[str]:
     ]
 
 
+def share(one: Progress) -> float | None:
+    """How much of a run is done, from 0 to 1, by its steps or else its epochs."""
+    for at, end in ((one.step, one.total), (one.epoch, one.epochs)):
+        if at is not None and end:
+            return min(1.0, max(0.0, at / end))
+    return None
+
+
+def rounded(value: float) -> str:
+    """A number with three digits or more: ``0.512``, ``51.2``, ``5,123``."""
+    return f"{value:,.0f}" if abs(value) >= _WHOLE else f"{value:.3g}"
+
+
+def gauge(part: float, width: int) -> str:
+    """A bar of `width` characters, of which `part` (from 0 to 1) is filled."""
+    filled = round(min(1.0, max(0.0, part)) * width)
+    return FILLED * filled + EMPTY * (width - filled)
+
+
 def rate(one: Progress) -> str:
-    """``12 steps/s``, or ``1m 5s a step`` where that is slow; empty where it is not known."""
+    """``12 steps/s``, or ``1.5 s per step`` where that is slow; empty where it is not known."""
     if not one.rate:
         return ""
-    return f"{one.rate:.3g} steps/s" if one.rate >= 1 else f"{1 / one.rate:.3g} s a step"
+    return (
+        f"{rounded(one.rate)} steps/s" if one.rate >= 1 else f"{rounded(1 / one.rate)} s per step"
+    )
 
 
 def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -173,6 +198,23 @@ def _data(files: exit_records.Files) -> dict[str, Any]:
     }
 
 
+def files_line(run: Run) -> str:
+    """How many files the program wrote, and where; empty where that is not known."""
+    record = exit_records.written(Path(run.folder))
+    if record is None:
+        return ""
+    parts: list[str] = []
+    parent = None
+    for files in (record.output, record.checkpoints, record.working_folder):
+        if not files.count or (files is record.working_folder and record.collects):
+            continue
+        folder = Path(files.folder)
+        where = folder.name if folder.parent == parent else files.folder
+        parts.append(f"{units.plural(files.count, 'file')}, {units.size(files.bytes)}, in {where}")
+        parent = folder.parent
+    return "; ".join(parts) or "none"
+
+
 def written_lines(run: Run) -> Iterator[str]:
     """Lines about what the program wrote into output, checkpoints and its working folder."""
     record = exit_records.written(Path(run.folder))
@@ -190,13 +232,13 @@ def written_lines(run: Run) -> Iterator[str]:
         yield from _listed(f"in the working folder, {working.folder}", working)
     if working.count and not record.collects:
         names = ", ".join(quoting.yaml(path) for path, _ in working.largest[:_NAMED])
-        yield f"to have them copied to output, add to the job file: outputs: [{names}]"
+        yield f"to copy them to output, add this to the job file: outputs: [{names}]"
 
 
 def _listed(where: str, files: exit_records.Files) -> Iterator[str]:
     if not files.count:
         yield f"{where}: none"
         return
-    yield f"{where}: {files.count}, {units.size(files.bytes)}"
+    yield f"{where}: {units.plural(files.count, 'file')}, {units.size(files.bytes)}"
     for path, size in files.largest[:_NAMED]:
         yield f"  {units.size(size):>8}  {path if path.isprintable() else ascii(path)}"

@@ -80,7 +80,7 @@ def _point_to_guide(causes: Sequence[Cause], what: Sequence[str]) -> None:
     if guide is not None:
         words = [] if not what or _are_files(what) else what
         command = shell.command("deploykit", "guide", guide, *words)
-        output.say("", f"more about this, step by step: {command}")
+        output.say("", f"step-by-step guide: {command}")
 
 
 def _are_files(words: Sequence[str]) -> bool:

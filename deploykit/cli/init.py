@@ -27,7 +27,7 @@ from deploykit.lib.errors import CannotWrite, UsageError
 _SCHEMA = "job.schema.json"
 _OFFERED = 8
 """Scripts that are listed."""
-_KEPT = "no file is overwritten: edit it, or name another file"
+_KEPT = "init never overwrites a file: edit it, or give another name"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -134,7 +134,7 @@ def _found(folder: Path, given: Path | None) -> list[Script]:
     if not (folder / given).is_file():
         raise UsageError(f"no script {given}", hint=f"scripts here: {_names(scripts) or 'none'}")
     if given.is_absolute() or ".." in given.parts:
-        raise UsageError(f"{given} is not in this folder", hint="go to its folder first")
+        raise UsageError(f"{given} is not in this folder", hint="change to its folder first")
     path = given.as_posix()
     return [one for one in scripts if one.path == path] or [Script(path, 0, distributed=False)]
 

@@ -1,7 +1,7 @@
 """List runs, the newest first, with their current state.
 
-deploykit list --state failed            only those that failed
-deploykit list --name 'exp-*' -n 100     at most 100, by the beginning of their names
+deploykit list --state failed            only failed runs
+deploykit list --name 'exp-*' -n 100     up to 100 runs whose ids start with exp-
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ def run(args: argparse.Namespace) -> int:
         output.table(
             ["run", "backend", "state", "started (UTC)", "duration", "age", *cost, "reason"],
             [_cells(row, cost=args.cost) for row in rows],
+            optional=("started (UTC)", "backend", "duration"),
         )
     elif every := registry.count():
-        output.note(f"none of the {every} runs match")
+        output.note(f"no match among {units.plural(every, 'run')}")
     else:
         output.note(f"no runs yet; {_how_to_start()}")
     if args.cost and not args.json:
@@ -66,7 +67,7 @@ def _how_to_start() -> str:
 
 
 def _states(names: list[str]) -> set[str]:
-    """The states to show; empty for all. Raises UsageError for a word that is no state."""
+    """Return the states to show; empty for all. Raises UsageError for an unknown state."""
     known = [state.value for state in State]
     for name in names:
         if name not in known:

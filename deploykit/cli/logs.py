@@ -151,7 +151,7 @@ def _bar_of(row: Run) -> Callable[[str], str]:
 def _none_message(args: argparse.Namespace, *, is_over: bool) -> str:
     """What to print where no line matches; a run that is not over may still print some."""
     selected = {"task": args.task, "rank": args.rank, "node": args.node, "attempt": args.attempt}
-    parts = [f"of {name} {value}" for name, value in selected.items() if value is not None]
+    parts = [f"from {name} {value}" for name, value in selected.items() if value is not None]
     what = "no error" if args.first_error else "no lines"
     return " ".join([what, *(parts or ([] if is_over else ["yet"]))])
 

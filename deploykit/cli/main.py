@@ -29,49 +29,50 @@ from deploykit.lib.errors import (
     TryAgain,
     UsageError,
 )
+from deploykit.lib.terminal import has_colors
 from deploykit.lib.version import __version__
 
 GROUPS = {
-    "Prepare a job": {
+    "Start": {
         "init": "write a job file, and a trainer in an empty folder",
         "check": "find every problem in a job file, offline",
-        "config": "show your defaults, and where each value comes from",
-        "advise": "recommend a parallel strategy, with the memory and time of each",
+        "doctor": "check the target for anything that would block the job",
+        "advise": "recommend a parallel strategy, with memory and time of each",
         "cost": "estimate what a job costs: low, likely and worst case",
         "when": "estimate when a job would start, and where soonest",
-        "doctor": "check the target for anything that would block the job",
-        "infra": "generate the AWS resources that jobs require",
         "backends": "list the backends, and what each needs",
-        "nodes": "list the nodes that are excluded from new jobs",
+        "config": "show your defaults, and where each value comes from",
+        "infra": "generate the AWS resources that jobs require",
         "completion": "print a completion script for your shell",
     },
-    "Run it": {
+    "Run": {
         "submit": "run a job on a backend, or show exactly what would be sent",
-        "sweep": "search for the best hyperparameters of a job, one run per trial",
-        "rerun": "submit the job and source of a run again, with changes if you like",
+        "sweep": "search for the best hyperparameters, one run per trial",
+        "rerun": "submit a run's job and source again, changed if you like",
         "reproduce": "submit exactly what a run sent, byte for byte",
         "attach": "track a job submitted elsewhere",
-        "cancel": "stop a run",
+        "wait": "wait for a run, and exit with its exit code",
+        "cancel": "stop runs",
     },
-    "Follow it": {
+    "Look": {
         "status": "show the state of runs, and the reason",
         "list": "list all runs",
         "watch": "watch runs live: state, step, time left, loss, first error",
         "logs": "print the logs of all ranks, merged",
-        "wait": "wait for a run, and exit with its exit code",
-        "fetch": "copy the results, checkpoints or logs of a run to this machine",
-        "exec": "run a command next to a rank, on its node and in its environment",
-        "shell": "open a shell next to a rank, on its node and in its environment",
+        "fetch": "copy a run's results, checkpoints or logs to this machine",
+        "metrics": "print the metrics of a run, from its files and its log",
+        "profile": "show a run's costliest operators, and which ranks wait",
+        "compare": "compare runs: source, job, arguments and metrics",
+        "report": "write a report of one or more runs as an HTML file",
+        "sync": "send missing metrics to the trackers of a run",
     },
-    "Understand it": {
+    "Fix": {
         "diagnose": "find why a run failed, from its logs",
         "guide": "print a troubleshooting guide with the values of a run or a job",
         "dump": "print the stack of every rank of a running run",
-        "profile": "show the profile of a run: costliest operators, and which ranks wait",
-        "metrics": "print the metrics of a run, from its files and its log",
-        "compare": "compare runs: differences in source, job and arguments, and the metrics",
-        "report": "write a report of one or more runs as an HTML file",
-        "sync": "send missing metrics to the trackers of a run",
+        "exec": "run a command next to a rank, in its environment",
+        "shell": "open a shell next to a rank, in its environment",
+        "nodes": "list the nodes that are excluded from new jobs",
     },
     "Clean up": {
         "disk": "show disk usage, by run",
@@ -140,7 +141,7 @@ def parser(chosen: list[str]) -> argparse.ArgumentParser:
         + "Start with `deploykit init`, then `deploykit submit --wait`.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    text = "print the versions of deploykit, Python and packages that it uses, and exit"
+    text = "print the versions of deploykit, Python and its packages"
     top.add_argument("--version", action=_Version, nargs=0, help=text)
     top.set_defaults(whole=lambda: parser(list(VERBS)))  # for `completion`
     verbs = top.add_subparsers(
@@ -172,9 +173,9 @@ def parser(chosen: list[str]) -> argparse.ArgumentParser:
 
 def _overview() -> str:
     """All verbs, by what they are for."""
-    lines = []
+    lines, bold = [], os.isatty(1) and has_colors()  # standard output
     for title, verbs in GROUPS.items():
-        lines.append(f"{title}:")
+        lines.append(f"\x1b[1m{title}\x1b[0m" if bold else title)
         for name, text in verbs.items():
             first, *rest = textwrap.wrap(text, max(20, _columns() - 16))
             lines += [f"  {name:<12}{first}", *(f"{'':14}{more}" for more in rest)]
@@ -319,8 +320,8 @@ def _deleted_folder(error: BaseException | None) -> DeploykitError | None:
 def _limit(error: Exception) -> DeploykitError | None:
     """The error where the system starts no further process or thread; else None."""
     if isinstance(error, BlockingIOError) or "can't start new thread" in str(error):
-        hint = "end other programs, or raise the limit: `ulimit -u`"
-        return TryAgain(f"no further process can be started: {error}", hint=hint)
+        hint = "close other programs, or raise the limit: `ulimit -u`"
+        return TryAgain(f"cannot start another process: {error}", hint=hint)
     return None
 
 

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.csv and args.json:
-        raise UsageError("--csv and --json are both given", hint="choose one")
+        raise UsageError("--csv and --json cannot be used together")
     (row,) = run_state.refresh([registry.get(args.run)])
     read = RunMetrics(row, task=args.task)
     if args.csv:
@@ -98,7 +98,7 @@ def _show(row: Run, progress: Progress, series: Iterable[Series]) -> None:
         output.note("  for other log formats, define patterns under `metrics` in the job file")
         return
     output.say("")
-    headings = ["name", "values", "step", "last", "least", "greatest", "source"]
+    headings = ["name", "values", "step", "last", "min", "max", "source"]
     output.table(headings, rows, headings_in_pipe=True)
 
 

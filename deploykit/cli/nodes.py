@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     unknown = sorted(named - {node.node for node in nodes})
     if unknown:
         raise NotFound(
-            f"not excluded: {', '.join(unknown)}", hint="`deploykit nodes` lists those that are"
+            f"not excluded: {', '.join(unknown)}", hint="`deploykit nodes` lists the excluded nodes"
         )
     if args.report:
         return _report([node for node in nodes if node.node == args.report], as_json=args.json)

@@ -10,6 +10,7 @@ import codecs
 import contextlib
 import json
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,7 +29,7 @@ from deploykit.run.registry import Run, now
 if TYPE_CHECKING:
     from deploykit.observe.folding import Folding
 
-_STATE_COLORS = {
+STATE_COLORS = {
     State.SUCCEEDED.value: "green",
     State.FAILED.value: "red",
     State.RUNNING.value: "cyan",
@@ -41,6 +42,8 @@ _STATE_COLORS = {
 }
 _SGR = {"red": 31, "green": 32, "yellow": 33, "magenta": 35, "cyan": 36}
 """The numbers of colors in SGR (ECMA-48, 8.3.117)."""
+_MARK = re.compile(r" *(error|warning):")
+_MARK_COLORS = {"error": "red", "warning": "yellow"}
 
 
 def emit(data: Any) -> None:
@@ -136,8 +139,8 @@ def folded(row: Run, folding: Folding) -> None:
     """Note how many lines were left out, and how to see them."""
     if folding.hidden:
         command = shell.command("deploykit", "logs", row.run, "--raw")
-        what = "lines of torchrun, C++ frames and identical tracebacks"
-        note(f"{folding.hidden} {what} are folded: `{command}`")
+        what = "torchrun's own, C++ frames, repeated tracebacks"
+        note(f"{units.plural(folding.hidden, 'line')} hidden ({what}); `{command}` shows all")
 
 
 def log_data(lines: Iterable[LogLine]) -> None:
@@ -181,9 +184,17 @@ def _problem(problem: Problem, mark: str) -> Iterator[str]:
 
 
 def table(
-    headings: Sequence[str], rows: Sequence[Sequence[str]], *, headings_in_pipe: bool = False
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    headings_in_pipe: bool = False,
+    optional: Sequence[str] = (),
 ) -> None:
-    """Print rows under headings on a terminal; tab-separated in a pipe, there without headings."""
+    """Print rows under headings on a terminal; tab-separated in a pipe, there without headings.
+
+    With `optional`, a terminal gets one line per row: where it is too narrow, these columns are
+    left out, in this order, and the last column is cut.
+    """
     if not sys.stdout.isatty():
         piped = [headings, *rows] if headings_in_pipe else rows
         say(*("\t".join(row) for row in piped))
@@ -192,21 +203,50 @@ def table(
     from rich.table import Table
     from rich.text import Text
 
+    console = Console()
     drawn = Table(box=None, header_style="", pad_edge=False)
-    colors = _STATE_COLORS if has_colors(sys.stdout) else {}
+    colors = STATE_COLORS if terminal.has_colors() else {}
     shown = [
         [Text.assemble((terminal.line(cell), colors.get(cell, ""))) for cell in row] for row in rows
     ]
-    for heading, *cells in zip(headings, *shown, strict=True):
-        whole = heading != headings[-1]  # only the last column is text, and may be broken
-        width = max((cell.cell_len for cell in cells), default=0) if whole else None
-        drawn.add_column(heading, no_wrap=whole, min_width=width, overflow="fold")
-    for row in shown:
+    columns = [
+        (heading, max([len(heading), *(cell.cell_len for cell in cells)]), cells)
+        for heading, *cells in zip(headings, *shown, strict=True)
+    ]
+    if optional:
+        columns = _that_fit(columns, console.width, optional)
+    for heading, width, _ in columns[:-1]:
+        drawn.add_column(heading, no_wrap=True, min_width=width, overflow="fold")
+    if optional:  # only the last column is text, and may be broken or cut
+        left = max(1, console.width - _taken(columns[:-1]))
+        drawn.add_column(headings[-1], no_wrap=True, max_width=left, overflow="ellipsis")
+    else:
+        drawn.add_column(headings[-1], overflow="fold")
+    for row in zip(*(cells for _, _, cells in columns), strict=True):
         drawn.add_row(*row)
-    console = Console()
     with console.capture() as held:
         console.print(drawn)
     _write(sys.stdout, held.get())
+
+
+_Column = tuple[str, int, list[Any]]
+"""A heading, the columns of the terminal that it takes, and its cells."""
+_LEAST_TEXT = 16
+"""Columns of the terminal that the last, cut column gets if others can be left out."""
+
+
+def _that_fit(columns: list[_Column], width: int, optional: Sequence[str]) -> list[_Column]:
+    """The columns of a table without those that are too many for the terminal."""
+    for name in optional:
+        if _taken(columns[:-1]) + min(columns[-1][1], _LEAST_TEXT) <= width:
+            break
+        columns = [column for column in columns if column[0] != name]
+    return columns
+
+
+def _taken(columns: list[_Column]) -> int:
+    """The width of these columns, with two spaces after each."""
+    return sum(2 + width for _, width, _ in columns)
 
 
 def run_data(run: Run) -> dict[str, Any]:
@@ -237,7 +277,7 @@ def run_data(run: Run) -> dict[str, Any]:
 
 
 def run_text(run: Run, diagnosis: str | None = None, progress: str = "") -> None:
-    """Print a run as a few lines; `diagnosis` is the cause of its failure, if known.
+    """Print all that is known of a run; `diagnosis` is the cause of its failure, if known.
 
     `progress` is how far it is, if known.
     """
@@ -260,6 +300,27 @@ def run_text(run: Run, diagnosis: str | None = None, progress: str = "") -> None
     if _is_over(run):
         for number, text in enumerate(describe.written_lines(run)):
             say(f"  {'' if number else 'files':<7} {text}")
+
+
+def run_brief(run: Run, diagnosis: str | None = None) -> None:
+    """Print what matters once a command has sent, stopped or awaited a run, and how to see more."""
+    from deploykit.cli import describe
+
+    run_line(run)
+    verb, succeeded = "status", run.state == State.SUCCEEDED.value
+    if succeeded:
+        line = describe.files_line(run)
+        label, value = ("files", line) if line else ("output", run.output)
+    elif diagnosis:
+        verb, label, value = "diagnose", "cause", diagnosis
+    elif run.reason:
+        label, value = "reason", run.reason
+    else:
+        label, value = "handle", str(run.handle or f"{run.backend}://{run.target}, not confirmed")
+    more = shell.command("deploykit", verb, run.run)
+    for name, text in ((label, value), ("cost", _cost(run)), ("more", more)):
+        if text:
+            say(f"  {name:<7} {text}")
 
 
 def run_line(run: Run) -> None:
@@ -305,19 +366,14 @@ def when(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def has_colors(out: TextIO) -> bool:
-    """Whether to color the output: on a terminal that has colors, unless ``NO_COLOR`` is set.
-
-    https://no-color.org
-    """
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") in {"dumb", "unknown"}
-    return out.isatty() and not plain
-
-
 def _state(run: Run) -> str:
-    color = _SGR.get(_STATE_COLORS.get(run.state, ""))
-    plain = color is None or not has_colors(sys.stdout)
-    return run.state if plain else f"\x1b[{color}m{run.state}\x1b[0m"
+    color = STATE_COLORS.get(run.state)
+    return run.state if color is None else _colored(sys.stdout, run.state, color)
+
+
+def _colored(out: TextIO, text: str, color: str) -> str:
+    colored = out.isatty() and terminal.has_colors()
+    return f"\x1b[{_SGR[color]}m{text}\x1b[0m" if colored else text
 
 
 def _times(run: Run) -> Iterator[tuple[str, str]]:
@@ -332,7 +388,15 @@ def _times(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _lines(out: TextIO, texts: Iterable[str]) -> None:
-    _write(out, "".join(f"{_line(out, text)}\n" for text in texts))
+    _write(out, "".join(f"{_marked(out, _line(out, text))}\n" for text in texts))
+
+
+def _marked(out: TextIO, line: str) -> str:
+    """Color the ``error:`` or ``warning:`` that a line begins with."""
+    mark = _MARK.match(line)
+    if mark is None:
+        return line
+    return _colored(out, mark[0], _MARK_COLORS[mark[1]]) + line[mark.end() :]
 
 
 def _line(out: TextIO, text: str) -> str:

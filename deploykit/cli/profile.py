@@ -50,9 +50,9 @@ def run(args: argparse.Namespace) -> int:
     files, others = traces.files(folder), [*_others(folder)]
     if not files and not others:
         raise NotFound(
-            f"there is no profile in {folder}",
+            f"no profile found in {folder}",
             hint="request one with `deploykit submit --profile torch:20:25`; the log says why a "
-            "rank has none. Copy files from a login node or a bucket, and name them with --from",
+            "rank has no profile. For a login node or a bucket, copy the files and use --from",
         )
     ranks = [traces.read(path) for path in files]
     slowest = traces.slowest(ranks)

@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--state",
         action="append",
         choices=_STATES,
-        help=f"runs in this state: {', '.join(_STATES)}; may be repeated",
+        help=f"runs in this state: {', '.join(_STATES)} (repeatable)",
     )
     parser.add_argument("--dry-run", action="store_true", help="show what would be removed")
     parser.add_argument("--yes", action="store_true", help="do not ask")

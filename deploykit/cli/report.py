@@ -31,14 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="where to write it (default: report-RUN.html in the current folder)",
     )
-    parser.add_argument("--force", action="store_true", help="replace the file where it exists")
+    parser.add_argument("--force", action="store_true", help="replace an existing file")
 
 
 def run(args: argparse.Namespace) -> int:
     rows = {row.run: row for row in map(registry.get, args.run or [None])}
     if len(rows) > MAX_RUNS:
         raise UsageError(
-            f"a report has at most {MAX_RUNS} runs, and {len(rows)} are named",
+            f"a report shows at most {MAX_RUNS} runs, but {len(rows)} are given",
             hint="`deploykit compare` takes any number",
         )
     from deploykit.cli import report_page, report_sections  # not needed for --help

@@ -39,5 +39,5 @@ def run(args: argparse.Namespace) -> int:
             return 0
         new = same.submit()
     output.note(f"{new.run}: the bundle {new.bundle[:12]} of {row.run}")
-    output.note(f"  then: {shell.command('deploykit', 'compare', row.run, new.run)}")
+    output.note(f"  compare them later: {shell.command('deploykit', 'compare', row.run, new.run)}")
     return rerun.shown(new, args)

@@ -1,12 +1,12 @@
 """Submit the job of a run again, with the same source and arguments, as a new run.
 
-The job and its source are those that the run submitted, even if its folder has changed since. Files
-elsewhere (data, checkpoints) are used as they are now, with the launcher of this version.
+It uses the job and source that the run submitted, even if the folder has changed since. Files
+elsewhere (data, checkpoints) are used as they are now. The launcher is that of this version.
 
 deploykit rerun exp-1                              unchanged
 deploykit rerun exp-1 --set resources.nodes=2      on two nodes
 deploykit rerun exp-1 --backend local              on this machine
-deploykit rerun exp-1 -- --lr 0.1                  with more arguments, after its own
+deploykit rerun exp-1 -- --lr 0.1                  with more arguments
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
             return 0
         submit.announce(prepared)
         new = lifecycle.submit(prepared.plan)
-    output.note(f"{new.run}: the job and the source of {row.run}, sent {output.when(row.created)}")
+    output.note(f"{new.run}: reruns {row.run}, submitted {output.when(row.created)}")
     return shown(new, args)
 
 
@@ -41,5 +41,5 @@ def shown(new: Run, args: argparse.Namespace) -> int:
     if args.json:
         output.emit(output.run_data(new))
     else:
-        output.run_text(new)
+        output.run_brief(new)
     return 0

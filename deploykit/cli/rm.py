@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
             storage.remove(sweep.folder)
             removed.append({"sweep": sweep.id})
             if not args.json:
-                output.say(f"{sweep.id}: the sweep is removed")
+                output.say(f"{sweep.id}: sweep removed")
     if args.json:
         output.emit(removed)
     return 0

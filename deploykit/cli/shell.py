@@ -67,6 +67,6 @@ def _debug(row: Run, port: int, *, as_json: bool) -> int:
             )
         output.emit(configuration)
         for _ in enter.serve_debugger(row, rank, server):
-            output.note("an editor has connected")
+            output.note("editor connected")
     output.note(f"{row.run} has ended")
     return 0

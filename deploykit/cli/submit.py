@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         lifecycle.refuse(args.job, prepared.warnings)
     output.warnings(prepared.warnings)
     if args.job.suffix == ".py" and isinstance(prepared.source, Path) and prepared.source.exists():
-        output.note(f"note: {args.job}, with the settings of {prepared.source}")
+        output.note(f"note: running {args.job} with the settings from {prepared.source}")
     if args.save:
         _save(args, overrides)
     if not args.json:
@@ -100,8 +100,8 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             output.emit(output.run_data(row))
         else:
-            output.run_text(row)
-            output.say(f"  source  {_files(prepared)}")
+            output.run_brief(row)
+            output.note(f"source: {_files(prepared)}")
         return 0
     output.note(f"{row.run}: submitted as {row.handle}; its folder is {row.folder}")
     output.note(f"source: {_files(prepared)}")
@@ -152,7 +152,7 @@ def _note_cost(prepared: Prepared) -> Estimate | None:
 def _files(prepared: Prepared) -> str:
     """How much travels, besides the node plane."""
     sizes = [entry.size for entry in _entries(prepared)]
-    return f"{len(sizes)} file{'s' * (len(sizes) != 1)}, {units.size(sum(sizes))}"
+    return f"{units.plural(len(sizes), 'file')}, {units.size(sum(sizes))}"
 
 
 def _entries(prepared: Prepared) -> list[Entry]:
@@ -168,7 +168,7 @@ def _name_largest(prepared: Prepared) -> None:
         largest = (f"{entry.path} ({units.size(entry.size)})" for entry in large[:_SHOWN])
         output.note(
             f"source: {_files(prepared)}; the largest: {', '.join(largest)}",
-            "  exclude files the job does not need in .deploykitignore",
+            "  list files the job does not need in .deploykitignore",
         )
 
 

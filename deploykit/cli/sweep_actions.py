@@ -10,7 +10,7 @@ from pathlib import Path
 from deploykit.cli import output, sweep_report, sweep_watch
 from deploykit.job import script as script_job
 from deploykit.lib import paths as files
-from deploykit.lib import shell
+from deploykit.lib import shell, units
 from deploykit.lib.errors import DeploykitError, NotFound, RunFailed, TryAgain, UsageError
 from deploykit.run import lifecycle
 from deploykit.sweep import file, folder, space, summary, trial_job
@@ -45,7 +45,7 @@ def _file(args: argparse.Namespace) -> SweepFile:
     if not args.grid:
         return file.read(Path(args.name or "sweep.yaml"), keys)
     if args.name is not None:
-        raise UsageError("a sweep file and --grid are both given", hint="choose one")
+        raise UsageError("a sweep file and --grid cannot be used together")
     if not args.metric:
         raise UsageError("--grid requires --metric", hint="--metric loss, or --metric accuracy")
     return file.from_grid(args.grid, keys)
@@ -77,8 +77,8 @@ def _control(record: SweepRecord, args: argparse.Namespace) -> int:
 
 def _follow(record: SweepRecord) -> None:
     with folder.controlling(record), trial_job.of(record) as base:
-        trials = space.trials(record.sweep)
-        output.note(f"{record.id}: {trials} trials, {record.sweep.parallel} at a time")
+        trials = units.plural(space.trials(record.sweep), "trial")
+        output.note(f"{record.id}: {trials}, {record.sweep.parallel} at a time")
         Controller(record, folder.study(record), base, output.note).run()
 
 

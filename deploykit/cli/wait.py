@@ -2,7 +2,7 @@
 
 With several runs, the exit code is that of the first run, in the given order, that failed.
 143: the run was cancelled. 124: timed out (the run continues). 81: it can never start. 83: the
-target has had no job for it for five minutes.
+target has had no such job for five minutes.
 
 deploykit wait                           the newest run
 deploykit wait exp-1 exp-2 --timeout 2h  both, for two hours at most
@@ -182,7 +182,7 @@ def _finish(rows: Sequence[Run], *, as_json: bool) -> int:
         output.emit(data if len(data) > 1 else data[0])
     else:
         for row in rows:
-            output.run_text(row, run_diagnosis.brief(row))
+            output.run_brief(row, run_diagnosis.brief(row))
     return next(filter(None, map(_code, rows)), 0)
 
 

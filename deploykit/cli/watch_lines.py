@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from deploykit.cli import describe, output
 from deploykit.job.model import State
 from deploykit.lib import units
+from deploykit.observe.metrics.progress import Progress
 from deploykit.observe.usage import RankUsage
 from deploykit.run import watch as run_watch
 from deploykit.run.registry import now
@@ -15,6 +17,12 @@ from deploykit.run.watch import View
 
 _CURVE, _SMALL_CURVE = 40, 12
 """Columns of the curve of the loss."""
+_GAUGE, _SMALL_GAUGE = 40, 6
+"""Columns of the bar of the steps, and of those of a GPU or of one run of several."""
+_PER_SECOND = re.compile(
+    r"(?i)(?:.*[\W_])?(example|image|sample|sequence|token)s?[\W_]*"
+    r"(?:per[\W_]*s(?:ec(?:ond)?)?|/s(?:ec)?)"
+)
 _ERROR_LINES, _FEW = 8, 2
 """Lines of an error that are shown of one run, and of each of several."""
 
@@ -34,6 +42,7 @@ def _one(view: View) -> Iterator[str]:
         ("reason", row.reason),
         ("handle", str(row.handle or f"{row.backend}://{row.target}, not confirmed")),
         ("at", _position(view)),
+        ("done", _done(view)),
         ("loss", _loss(view)),
         ("speed", _throughput(view)),
         ("restart", _restarts(view)),
@@ -70,8 +79,15 @@ def _position(view: View) -> str:
     if view.progress.left is not None and not State(view.row.state).final:
         parts.append(f"{units.span(view.progress.left)} left")
     text = ", ".join(filter(None, parts))
+    if not text and State(view.row.state) is State.RUNNING:
+        return describe.line_or_bar(view.progress, view.row.folder)
     source = view.progress.sources.get("step") or view.progress.sources.get("epoch")
     return f"{text} ({source})" if text and source else text
+
+
+def _done(view: View) -> str:
+    share = describe.share(view.progress)
+    return "" if share is None else f"{describe.gauge(share, _GAUGE)} {share:.0%}"
 
 
 def _loss(view: View) -> str:
@@ -85,7 +101,9 @@ def _throughput(view: View) -> str:
     if view.progress.throughput is None:
         return ""
     name, value = view.progress.throughput
-    return f"{value:.4g} {name} ({view.progress.sources.get('throughput', '')})"
+    counted = _PER_SECOND.fullmatch(name)
+    unit = f"{counted[1].lower()}s/s" if counted else name
+    return f"{describe.rounded(value)} {unit} ({view.progress.sources.get('throughput', '')})"
 
 
 def _restarts(view: View) -> str:
@@ -102,6 +120,14 @@ def _usage(view: View) -> Iterator[str]:
 _HEADINGS = ("run", "state", "for", "at", "left", "loss", "")
 
 
+def _far(one: Progress) -> str:
+    """How far one of several runs is: ``━━━─── 120/500``, ``step 120``, ``epoch 2/5``."""
+    share, (text, *_) = describe.share(one), [*describe.position(one), "-"]
+    if share is None:
+        return text
+    return f"{describe.gauge(share, _SMALL_GAUGE)} {text.removeprefix('step ')}"
+
+
 def _cells(view: View) -> tuple[str, ...]:
     one, over = view.progress, State(view.row.state).final
     seconds = view.row.seconds(now()) if over else _elapsed(view)
@@ -109,7 +135,7 @@ def _cells(view: View) -> tuple[str, ...]:
         view.row.run,
         view.row.state,
         units.span(seconds),
-        (describe.position(one) or ["-"])[0],
+        _far(one),
         "-" if one.left is None or over else units.span(one.left),
         "-" if one.loss is None else f"{one.loss:.4g}",
         describe.sparkline(one.curve, _SMALL_CURVE),
@@ -156,11 +182,12 @@ _GIB = 1 << 30
 
 
 def usage_lines(ranks: Sequence[RankUsage]) -> Iterator[str]:
-    """``rank 0: 98% CPU, 1.2 GiB, GPU 95%, 40.1 of 80.0 GiB``; many ranks in a line for each."""
+    """``rank 0  98% CPU  1.2 GiB  GPU ━━━━━━ 95%  ━━━─── 40.1 of 80.0 GiB``.
+
+    Of many ranks the extremes.
+    """
     if len(ranks) <= _EACH:
-        width = len(str(max((one.rank for one in ranks), default=0)))
-        for one in ranks:
-            yield f"rank {one.rank:>{width}}: {', '.join(_parts(one))}"
+        yield from describe.columns([(f"rank {one.rank}", *_parts(one)) for one in ranks])
         return
     yield f"{len(ranks)} ranks, minimum to maximum:"
     yield from _extremes("CPU", [(one.cpu, one) for one in ranks], _percent)
@@ -187,12 +214,19 @@ def _percent(value: float) -> str:
 
 
 def _parts(one: RankUsage) -> list[str]:
-    parts = [] if one.cpu is None else [f"{one.cpu:.0f}% CPU"]
-    parts += [] if one.memory is None else [units.memory(one.memory)]
-    parts += [] if one.gpu is None else [f"GPU {one.gpu}%"]
-    if one.gpu_memory is not None and one.gpu_size is not None:
-        parts.append(f"{one.gpu_memory / _GIB:.1f} of {units.memory(one.gpu_size)}")
-    return parts or ["not known yet"]
+    """CPU, memory, GPU and its memory, as far as they are known."""
+    gpu = "" if one.gpu is None else f"GPU {_small(one.gpu / 100)} {one.gpu:3}%"
+    filled = ""
+    if one.gpu_memory is not None and one.gpu_size:
+        used, size = f"{one.gpu_memory / _GIB:.1f}", units.memory(one.gpu_size)
+        filled = f"{_small(one.gpu_memory / one.gpu_size)} {used} of {size}"
+    cpu = "-" if one.cpu is None else f"{one.cpu:3.0f}% CPU"
+    memory = "-" if one.memory is None else units.memory(one.memory)
+    return [cpu, memory, gpu, filled]
+
+
+def _small(part: float) -> str:
+    return describe.gauge(part, _SMALL_GAUGE)
 
 
 def _extremes(

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import sys
 import termios
 import textwrap
 import time
 import tty
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from deploykit.cli import watch_lines
+from deploykit.cli import describe, output, watch_lines
 from deploykit.job.model import State
 from deploykit.lib import terminal
 from deploykit.lib.errors import DeploykitError
@@ -179,7 +181,7 @@ class StackPane:
 class CancelPane:
     """Asks whether to stop a run, and does it."""
 
-    keys = "y cancel it   any other key: back"
+    keys = "y cancel it   n back"
 
     def __init__(self, row: Run) -> None:
         self._row = row
@@ -198,7 +200,7 @@ class CancelPane:
             run_state.cancel(self._row)
         except DeploykitError as error:
             self._error = _explained(error)
-            self.keys = "any key: back"
+            self.keys = "q back"
             return True
         return False
 
@@ -233,6 +235,11 @@ def _explained(error: Exception) -> list[str]:
 _WITHOUT_KEYS = "Ctrl-C closes this page; the runs continue"
 _KEYS = "l log   d stacks   c cancel   q quit; the runs continue"
 _SELECT = "up/down run   "
+_SENTENCE = re.compile(r"  (reason|cause|slowest) +|[^ ]+: ")
+_NARROWEST = 40
+"""Columns in which a sentence is wrapped at least."""
+_KEY = re.compile(r"^\S+|(?<=   )\S+")
+"""A key in a line of keys."""
 
 
 def show(watch: Watch, views: list[View], interval: float) -> list[View]:
@@ -288,10 +295,14 @@ class _Page:
         return CancelPane(row) if key == "c" and not State(row.state).final else None
 
     def draw(self) -> Group:
-        """The lines that fit: too long ones are cut, and the last ones left out."""
-        height, width = max(1, self.console.height - 2), self.console.width
+        """A title, the lines that fit, and the keys at the bottom of the screen.
+
+        Long sentences are wrapped, other long lines cut, and the last ones left out.
+        """
+        height, width = max(1, self.console.height - 4), self.console.width
         if self._pane is None:
-            lines, chosen = watch_lines.lines(self.views), self._selected + 1
+            lines = [part for one in watch_lines.lines(self.views) for part in wrapped(one, width)]
+            chosen = self._selected + 1
             keys = _SELECT * (len(self.views) > 1) + _KEYS
         else:
             lines, chosen = self._pane.lines(self.views[self._selected], height), 0
@@ -299,13 +310,45 @@ class _Page:
         if len(lines) > height:
             lines = [*lines[: height - 1], f"... {len(lines) - height + 1} more lines"]
         shown = [_line(terminal.line(line), width) for line in lines]
-        if self._pane is None and len(self.views) > 1 and chosen < len(shown):
-            shown[chosen].stylize("reverse")
-        footer = keys if self._keyboard.is_there else _WITHOUT_KEYS
-        return Group(*shown, Text(""), Text(footer, style="dim"))
+        if self._pane is None:
+            _color(shown, self.views)
+            if len(self.views) > 1 and chosen < len(shown):
+                shown[chosen].stylize("reverse")
+        footer = _line(keys if self._keyboard.is_there else _WITHOUT_KEYS, width)
+        footer.highlight_regex(_KEY, "cyan")
+        rest = [Text("")] * (height - len(shown) + 1)
+        return Group(self._title(width), Text(""), *shown, *rest, footer)
+
+    def _title(self, width: int) -> Text:
+        """What the page is about, and the time: UTC, as all times that deploykit shows."""
+        runs = f"{len(self.views)} runs" if len(self.views) > 1 else self.views[0].row.run
+        clock = datetime.now(UTC).strftime("%H:%M:%S UTC")
+        left = _line(f" deploykit watch: {runs}", max(1, width - len(clock) - 2))
+        return Text.assemble(left.plain.ljust(width - len(clock) - 1), clock, " ", style="reverse")
+
+
+def wrapped(line: str, width: int) -> list[str]:
+    """A sentence, or the notes about one of several runs, in lines that fit; others unchanged."""
+    label = _SENTENCE.match(line)
+    if label is None:
+        return [line]
+    indent = " " * (len(label[0]) if line[0] == " " else 2)
+    return textwrap.wrap(terminal.line(line), max(width, _NARROWEST), subsequent_indent=indent)
 
 
 def _line(line: str, width: int) -> Text:
     text = Text(line, no_wrap=True, overflow="ellipsis")
     text.truncate(width, overflow="ellipsis")
     return text
+
+
+def _color(lines: Sequence[Text], views: Sequence[View]) -> None:
+    """Color states and bars; names before values become dim."""
+    first = 0 if len(views) == 1 else 1  # after the headings
+    for line, view in zip(lines[first:], views, strict=False):
+        color = output.STATE_COLORS.get(view.row.state, "bold")
+        line.highlight_regex(rf"^\S+ +(?P<{color}>{view.row.state})", style_prefix="")
+    for line in lines:
+        line.highlight_regex(f"{describe.FILLED}+", "green")
+        line.highlight_regex(f"{describe.EMPTY}+", "bright_black")
+        line.highlight_regex(r"^  (cause|error|reason)(?=  )", "red")

@@ -8,6 +8,7 @@ invisible.
 from __future__ import annotations
 
 import json
+import os
 import re
 import unicodedata
 
@@ -39,6 +40,14 @@ def log(text: str, *, colors: bool) -> list[str]:
     """
     states = [part for part in text.split("\r") if part] or [""]
     return [_colored(part) if colors else line(_COLOR.sub("", part)) for part in states]
+
+
+def has_colors() -> bool:
+    """Whether to color what a terminal shows: if it has colors, unless ``NO_COLOR`` is set.
+
+    https://no-color.org
+    """
+    return not (os.environ.get("NO_COLOR") or os.environ.get("TERM") in {"dumb", "unknown"})
 
 
 def data(text: str) -> str:

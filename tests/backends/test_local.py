@@ -208,6 +208,9 @@ def test_a_failed_run_ends_with_its_cause(project, capsys):
     shown = capsys.readouterr().out
     assert "missing_module" in shown
     assert "no_such_module_at_all" in shown
+    labels = [line.split()[0] for line in shown.splitlines()[-3:]]
+    assert labels == [f"{run}:", "cause", "more"]
+    assert shown.endswith(f"  more    deploykit diagnose {run}\n")
     assert cli.main(["logs", run]) == 0
     assert capsys.readouterr().err.splitlines()[-1].startswith("cause: missing_module, ")
     assert cli.main(["diagnose", run, "--json"]) == 79

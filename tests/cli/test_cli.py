@@ -77,6 +77,18 @@ def test_every_verb_explains_itself(verb, capsys):
     assert ("--json" in text) == (verb != "completion")
 
 
+def test_help_lists_each_verb_once_in_five_groups(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        run("--help")
+    lines = capsys.readouterr().out.splitlines()
+    groups = [line for line in lines if line in cli.GROUPS]
+    assert groups == ["Start", "Run", "Look", "Fix", "Clean up"]
+    listed = [line.split()[0] for line in lines[lines.index("Start") :] if line.startswith("  ")]
+    assert listed == list(cli.VERBS)  # a line each
+    assert max(map(len, lines)) <= 80
+
+
 def test_version(capsys):
     with pytest.raises(SystemExit):
         run("--version")

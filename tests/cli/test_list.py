@@ -57,7 +57,7 @@ def test_filters_choose_runs(capsys, words, names):
 @pytest.mark.usefixtures("three")
 def test_what_is_left_out_is_said(capsys):
     assert "the newest 1 of 2 runs; all: -n 2" in listed(capsys, "--name", "exp", "-n", "1")[1]
-    assert "none of the 3 runs match" in listed(capsys, "--state", "running")[1]
+    assert "no match among 3 runs" in listed(capsys, "--state", "running")[1]
 
 
 @pytest.mark.usefixtures("three")
@@ -103,7 +103,7 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(
+with_colors = pytest.mark.parametrize(
     ("settings", "colored"),
     [
         ({"TERM": "xterm"}, True),
@@ -112,12 +112,56 @@ class Terminal(io.StringIO):
         ({"TERM": "dumb"}, False),
     ],
 )
-@pytest.mark.usefixtures("three")
-def test_states_are_colored_where_the_terminal_has_colors(monkeypatch, settings, colored):
+
+
+def set_terminal(monkeypatch, settings):
     for name in ("NO_COLOR", "TERM", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
+
+
+@with_colors
+def test_errors_and_warnings_are_colored_where_the_terminal_has_colors(
+    project, monkeypatch, settings, colored
+):
+    set_terminal(monkeypatch, settings)
+    monkeypatch.setattr("sys.stderr", Terminal())
+    assert cli.main(["check", "--set", "names=a"]) == 65
+    output.note("warning: disk almost full", "no error: at the start only")
+    shown = output.sys.stderr.getvalue()
+    assert ("\x1b[31merror:\x1b[0m job.yaml: 1 problem\n" in shown) is colored
+    assert ("\x1b[33mwarning:\x1b[0m disk almost full\nno error: at" in shown) is colored
+    assert ("\x1b" in shown) is colored
+
+
+@pytest.mark.parametrize(
+    ("columns", "shown"),
+    [
+        (200, ["run", "backend", "state", "started", "(UTC)", "duration", "age", "reason"]),
+        (80, ["run", "backend", "state", "duration", "age", "reason"]),
+        (60, ["run", "state", "duration", "age", "reason"]),
+    ],
+)
+@pytest.mark.usefixtures("three")
+def test_a_run_is_one_line_on_any_terminal(monkeypatch, columns, shown):
+    long = "rank 7 exited with code 1: " + "the reason is long " * 12
+    registry.update("exp-b", Status(State.FAILED, "", long, 1))
+    set_terminal(monkeypatch, {"TERM": "xterm", "NO_COLOR": "1", "COLUMNS": str(columns)})
+    monkeypatch.setattr("sys.stdout", Terminal())
+    assert cli.main(["list"]) == 0
+    headings, *rows = output.sys.stdout.getvalue().splitlines()
+    assert headings.split() == shown
+    assert [row.split()[0] for row in rows] == ["other-c", "exp-b", "exp-a"]
+    assert "rank 7 exited" in rows[1]
+    assert rows[1].rstrip().endswith("…")
+    assert all(len(row) <= columns for row in rows)
+
+
+@with_colors
+@pytest.mark.usefixtures("three")
+def test_states_are_colored_where_the_terminal_has_colors(monkeypatch, settings, colored):
+    set_terminal(monkeypatch, settings)
     for verb in (["list"], ["status", "exp-b"]):
         monkeypatch.setattr("sys.stdout", Terminal())
         assert cli.main(verb) == 0
@@ -131,4 +175,7 @@ def test_a_pipe_gets_no_colors(capsys, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert cli.main(["list"]) == cli.main(["status"]) == 0
-    assert "\x1b" not in capsys.readouterr().out
+    assert cli.main(["list", "--state", "faild"]) == 64
+    out, err = capsys.readouterr()
+    assert "\x1b" not in out + err
+    assert err.startswith("error: ")

@@ -84,5 +84,5 @@ def test_a_limit_of_processes(live, monkeypatch, capsys):
     monkeypatch.setattr("subprocess.Popen", refused)
     assert cli.main(["diagnose", str(live.folder / "logs/node-0.log")]) == 75
     err = capsys.readouterr().err
-    assert "error: no further process can be started: [Errno 11] Resource temporarily" in err
+    assert "error: cannot start another process: [Errno 11] Resource temporarily" in err
     assert "ulimit -u" in err

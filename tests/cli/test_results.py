@@ -50,13 +50,19 @@ def test_a_tutorials_snapshot_is_collected_and_the_next_submit_resumes(project, 
     )
     assert ends() == 0
     said = capsys.readouterr().out
+    run = registry.get(None).run
+    assert said.splitlines()[-3] == f"{run}: succeeded, exit code 0"
+    assert said.endswith(f"  more    deploykit status {run}\n")
     assert said.count("starts at epoch 0") == 2
+    assert cli.main(["status"]) == 0
+    shown = capsys.readouterr().out
     found = status(capsys, "tutorial")
     (result,) = Path(found["output"]).iterdir()
     assert result.name == "snapshot.pt"
     size = result.stat().st_size
     assert found["written"]["output"]["largest"] == [{"path": "snapshot.pt", "bytes": size}]
-    assert f"in output: 1, {units.size(size)}\n" in said
+    assert f"  files   1 file, {units.size(size)}, in {found['output']}\n" in said
+    assert f"in output: 1 file, {units.size(size)}\n" in shown
     assert ends() == 0
     assert capsys.readouterr().out.count("starts at epoch 2") == 2
 
@@ -65,16 +71,24 @@ def test_a_tutorials_snapshot_is_collected_and_the_next_submit_resumes(project, 
 def test_what_a_failing_script_wrote_is_collected_and_listed(project, capsys):
     (project / "train.py").write_text("open('a.log', 'w').write('x' * 2500); raise SystemExit(3)")
     assert ends("outputs=[a.log]") == 3
-    assert "in output: 1, 2.5 kB" in capsys.readouterr().out
+    capsys.readouterr()
+    assert cli.main(["status"]) == 0
+    assert "in output: 1 file, 2.5 kB" in capsys.readouterr().out
     assert ends() == 3
+    row = registry.get(None)
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        f"{row.run}: failed, exit code 3",
+        "  reason  rank 0 exited with code 3",
+        f"  more    deploykit status {row.run}",
+    ]
+    assert cli.main(["status"]) == 0
     lines = capsys.readouterr().out.splitlines()
     start = next(at for at, line in enumerate(lines) if line.startswith("  files"))
-    row = registry.get(None)
     assert lines[start:] == [
         "  files   in output: none",
-        f"          in the working folder, {row.folder}/source: 1, 2.5 kB",
+        f"          in the working folder, {row.folder}/source: 1 file, 2.5 kB",
         "              2.5 kB  a.log",
-        "          to have them copied to output, add to the job file: outputs: [a.log]",
+        "          to copy them to output, add this to the job file: outputs: [a.log]",
     ]
 
 
@@ -134,7 +148,10 @@ def test_checkpoints_are_listed_where_they_are_all_that_a_run_wrote(tmp_path):
     last = {"folder": "/c", "count": 1, "bytes": 61, "largest": [["last.pt", 61]]}
     record = {"working_folder": NONE, "output": NONE, "checkpoints": last}
     run = record_of(tmp_path, record)
-    assert list(describe.written_lines(run)) == ["in checkpoints: 1, 61 B", "      61 B  last.pt"]
+    assert list(describe.written_lines(run)) == [
+        "in checkpoints: 1 file, 61 B",
+        "      61 B  last.pt",
+    ]
     assert describe.written_data(run)["checkpoints"]["largest"] == [
         {"path": "last.pt", "bytes": 61}
     ]
@@ -143,6 +160,11 @@ def test_checkpoints_are_listed_where_they_are_all_that_a_run_wrote(tmp_path):
         "in ou",
         "in ch",
     ]
+    assert describe.files_line(run) == "1 file, 61 B, in /c; 1 file, 61 B, in c"
+    last_of_all = {"working_folder": {**last, "folder": "/w/source"}, "output": NONE}
+    assert describe.files_line(record_of(tmp_path, record | last_of_all)) == (
+        "1 file, 61 B, in /c; 1 file, 61 B, in /w/source"
+    )
     run = record_of(tmp_path, record | {"checkpoints": NONE})
     assert list(describe.written_lines(run)) == ["in output: none"]
 
@@ -150,9 +172,9 @@ def test_checkpoints_are_listed_where_they_are_all_that_a_run_wrote(tmp_path):
 def test_names_of_files_are_printed_without_control_characters(tmp_path):
     record = {"working_folder": FILES, "output": FILES, "outputs": ["a"]}
     assert list(describe.written_lines(record_of(tmp_path, record))) == [
-        "in output: 1, 5 B",
+        "in output: 1 file, 5 B",
         "       5 B  'a\\x1b[2J\\nb'",
-        "in the working folder, /w: 1, 5 B",
+        "in the working folder, /w: 1 file, 5 B",
         "       5 B  'a\\x1b[2J\\nb'",
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import signal
 import subprocess
 
@@ -13,6 +14,7 @@ import pytest
 from deploykit.backends import base as backend
 from deploykit.cli import describe
 from deploykit.cli import main as cli
+from deploykit.cli.watch_live import wrapped
 from deploykit.job.model import LogLine, State, Status
 from deploykit.lib.errors import BackendUnavailable
 from deploykit.run import state as run_state
@@ -40,13 +42,14 @@ def test_one_run_in_a_pipe(live, capsys):
     shown = once(capsys)
     assert shown.startswith("live-run: running for ")
     assert "  at      step 10/10 (log (text))\n" in shown
+    assert f"  done    {'━' * 40} 100%\n" in shown
     assert "  loss    0.1 █▄▃▂▂▂▁▁▁▁ (log (text))\n" in shown
     assert "error" not in shown
 
 
 def test_samples_a_second_are_shown_where_the_script_tells_them(live, capsys):
     live.log("step 1/9 loss 2 eval_samples_per_second=7 images_per_second=512.25")
-    assert "  speed   512.2 images_per_second (log (text))\n" in once(capsys)
+    assert "  speed   512 images/s (log (text))\n" in once(capsys)
     assert cli.main(["watch", "--once", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert found["progress"]["throughput"] == {"name": "images_per_second", "value": 512.25}
@@ -82,7 +85,7 @@ def test_several_runs_are_a_table_with_errors_below(start, capsys):
     lines = once(capsys, "one-a", "two-b", "one-a").splitlines()
     assert lines[0].split() == ["run", "state", "for", "at", "left", "loss"]
     assert lines[1].split()[:2] == ["one-a", "running"]
-    assert "step 3/10" in lines[1]
+    assert "━━──── 3/10" in lines[1]
     assert lines[2].split()[:2] == ["two-b", "failed"]
     assert [line for line in lines if "one-a" in line] == [lines[1]]
     assert lines[-2:] == [
@@ -115,6 +118,32 @@ def test_a_live_page_goes_on_until_the_run_ends(live):
     assert "live-run: succeeded" in page.seen.rpartition("\x1b[?1049l")[2]  # on the first screen
 
 
+def test_the_live_page_has_a_title_with_a_clock_and_colored_states_and_bars(live):
+    trained(live, range(1, 5))
+    page = OnTerminal("watch", "--interval", "0.5", NO_COLOR="")
+    page.until("live-run: \x1b[36mrunning\x1b[0m for ")
+    page.until(f"\x1b[32m{'━' * 16}\x1b[0m\x1b[90m{'─' * 24}\x1b[0m 40%")
+    page.until("\x1b[36mq\x1b[0m quit")
+    live.end()
+    assert page.end() == 0
+    assert re.search(r"deploykit watch: live-run +\d\d:\d\d:\d\d UTC ", page.seen)
+
+
+def test_a_bar_that_no_reader_knows_is_where_the_run_is(live, capsys):
+    (live.folder / "progress").write_text("##### 3 of 9\n")
+    assert "  at      ##### 3 of 9\n" in once(capsys)
+
+
+def test_a_sentence_is_wrapped_to_the_screen_and_other_lines_are_not():
+    cause = f"  cause   nan_loss, the loss became NaN: {'/a' * 20}/node-0.log:4, rank 0: bad batch"
+    assert wrapped(cause, 80) == [
+        "  cause   nan_loss, the loss became NaN:",
+        f"          {'/a' * 20}/node-0.log:4, rank 0: bad",
+        "          batch",
+    ]
+    assert wrapped(f"  [rank 0] {'x ' * 80}", 80) == [f"  [rank 0] {'x ' * 80}"]
+
+
 def test_hostile_words_cannot_leave_the_live_page(live):
     live.log("step 1/2 loss 0.5", "Error: \x1b]52;c;x\x07\x1b[2J [bold]evil[/bold]")
     page = OnTerminal("watch", "--interval", "0.5")
@@ -128,7 +157,7 @@ def test_hostile_words_cannot_leave_the_live_page(live):
 def test_a_page_fits_its_screen(start):
     runs = [start(f"run-{number:02}") for number in range(30)]
     page = OnTerminal("watch", "--interval", "0.5")
-    page.until("... 10 more lines")
+    page.until("... 12 more lines")
     assert "run-29" in page.seen  # the newest ones are first
     assert "run-05" not in page.seen
     for run in runs:
@@ -149,8 +178,9 @@ def test_what_ranks_use_and_the_slowest(live, capsys):
     uses(live, 2, gpu=95, gpu_memory=40 << 30, gpu_size=80 << 30)
     live.log("step 3: rank 1 is slow: its own work takes 1.6 times the median")
     shown = once(capsys)
-    assert "  uses    rank 0: 98% CPU, 1.3 GiB, GPU 95%, 40.0 of 80.0 GiB\n" in shown
-    assert "          rank 1: 99% CPU" in shown
+    gpu = "GPU ━━━━━━  95%  ━━━─── 40.0 of 80.0 GiB"
+    assert f"  uses    rank 0   98% CPU  1.3 GiB  {gpu}\n" in shown
+    assert "          rank 1   99% CPU" in shown
     assert "  slowest step 3: rank 1 is slow: its own work takes 1.6 times the median\n" in shown
     (data,) = json.loads(once(capsys, "--json"))
     assert [rank["cpu_percent"] for rank in data["ranks"]] == [98.4, 99.4]
@@ -259,7 +289,7 @@ def test_the_log_elsewhere_is_read_once_more_at_the_end(elsewhere, monkeypatch):
 def test_once_reads_the_logs_of_all_runs(elsewhere, capsys):
     capsys.readouterr()
     shown = once(capsys, "aa-1", "bb-2", "cc-3")
-    assert shown.count("step 3/9") == 3
+    assert shown.count("━━──── 3/9") == 3
     assert sorted(elsewhere) == ["aa-1", "bb-2", "cc-3"]
 
 

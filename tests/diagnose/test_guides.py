@@ -133,9 +133,7 @@ def test_causes_point_to_guides_that_exist(tmp_path, capsys):
     log = tmp_path / "node-0.log"
     log.write_text("NCCL WARN Bootstrap : no socket interface found\n")
     assert cli.main(["diagnose", str(log)]) == 79
-    assert capsys.readouterr().out.endswith(
-        "\nmore about this, step by step: deploykit guide nccl\n"
-    )
+    assert capsys.readouterr().out.endswith("\nstep-by-step guide: deploykit guide nccl\n")
 
 
 def aws_commands(page):

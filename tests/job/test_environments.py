@@ -248,4 +248,5 @@ def test_a_local_run_that_cannot_be_prepared_says_why(project, capsys):
     said = capsys.readouterr().out
     reason = "the job cannot start: a module of environment.modules cannot be loaded"
     assert "failed, exit code 78" in said
-    assert f"reason  {reason}" in said
+    assert "  cause   " in said
+    assert reason in said.partition("  cause   ")[2]

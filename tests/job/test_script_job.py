@@ -87,7 +87,7 @@ def test_a_script_replaces_the_entrypoint_of_the_job_file(project, capsys):
     line, _ = plan(capsys, "other.py", "--", "--lr", "1")
     assert line.endswith("-- other.py --lr 1")  # without the arguments of train.py
     assert cli.main(["submit", "other.py", "--dry-run"]) == 0
-    assert "note: other.py, with the settings of job.yaml" in capsys.readouterr().err
+    assert "note: running other.py with the settings from job.yaml" in capsys.readouterr().err
     line, shown = plan(capsys, "./train.py", "--", "--lr", "1")
     assert line.endswith("-- train.py --epochs 5 --lr 1")
     assert shown["run"].startswith("hello-")

@@ -129,7 +129,7 @@ def test_a_users_error_is_told_in_a_few_lines(project, capfd):
     assert told.out.count("Traceback") == 1
     assert "ChildFailedError" not in told.out
     assert len(told.out.split("\n")) <= 20
-    assert "and identical tracebacks are folded: `deploykit logs folded --raw`" in told.err
+    assert "repeated tracebacks); `deploykit logs folded --raw` shows all" in told.err
     assert cli.main(["logs", "folded", "--first-error"]) == 0
     assert capfd.readouterr().out.count("RuntimeError: ") == 1
     assert cli.main(["logs", "folded", "--raw"]) == 0

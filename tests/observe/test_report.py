@@ -408,7 +408,7 @@ def test_what_exists_is_replaced_only_by_force(live, here, capsys):
 
 def test_too_many_runs_are_refused(start, here, capsys):
     names = [start(f"many-{letter}x").folder.name for letter in "abcdefghi"]
-    assert "a report has at most 8 runs, and 9 are named" in report(capsys, *names, code=64).err
+    assert "a report shows at most 8 runs, but 9 are given" in report(capsys, *names, code=64).err
 
 
 def test_pictures_of_an_evaluation_are_within_the_page(here, capsys):

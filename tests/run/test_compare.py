@@ -74,7 +74,7 @@ def test_what_differs_and_nothing_else(two, capsys):
         "accuracy, last": ["0.7", "0.7"],
         "accuracy, best": ["0.7", "0.9 *"],
     }
-    assert shown.err == "4 other settings are the same in all\n"
+    assert shown.err == "4 other settings identical\n"
 
 
 def test_json_has_the_numbers_with_their_sources(two, capsys):
@@ -99,7 +99,7 @@ def test_runs_that_are_the_same_say_so(start, capsys):
         write(start(name), losses=[(1.0, 0.5)])
     shown = compare(capsys, "one-a", "two-b", "six-c")
     assert set(cells(shown)) == {"", "state", "duration"}
-    assert shown.err == "source, job and arguments are the same in all\n"
+    assert shown.err == "source, job and arguments are identical\n"
 
 
 def test_numbers_that_are_none_are_never_the_best(start, capsys):
@@ -128,8 +128,8 @@ def test_cost_restarts_and_source_are_told(start, two, capsys):
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        (["one-a"], 64, "one-a is the only run named"),
-        (["one-a", "one-a"], 64, "one-a is the only run named"),
+        (["one-a"], 64, "only one run is given: one-a"),
+        (["one-a", "one-a"], 64, "only one run is given: one-a"),
         (["one-a", "nowhere"], 66, "nowhere"),
         ([], 64, "RUN"),
     ],

@@ -44,7 +44,7 @@ def test_the_same_bytes_job_and_arguments(project, sent, capsys):  # noqa: F811
     assert new.bundle.hash == old.bundle.hash
     assert new.text.replace("second", "first") == old.text
     assert as_data(new.job) == {**as_data(old.job), "source": new.job.source}
-    assert "then: deploykit compare first second\n" in shown.err
+    assert "compare them later: deploykit compare first second\n" in shown.err
     first, second = registry.known("first"), registry.known("second")
     assert first.revision == second.revision is not None
     for name in ("source.json", "uncommitted.diff"):

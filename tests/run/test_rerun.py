@@ -43,7 +43,7 @@ def test_the_same_job_and_source_are_sent_again(project, sent, capsys):
     out, err = capsys.readouterr()
     old, new = sent
     assert json.loads(out)["run"] == new.run
-    assert "the job and the source of first, sent 20" in err
+    assert "reruns first, submitted 20" in err
     assert new.run.startswith("hello-")
     assert new.bundle.hash == old.bundle.hash
     assert new.text.replace(new.run, "first") == old.text

@@ -100,7 +100,7 @@ def test_rm_removes_a_sweep_and_its_runs(write, toy, sweep, capsys):
         assert controller.wait() == 0
     shown = run(capsys, "rm", "s").out
     assert shown.startswith("s-0: removed, ")
-    assert shown.endswith("s: the sweep is removed\n")
+    assert shown.endswith("s: sweep removed\n")
     assert sweep("list").startswith("s-1\tfinished\t2/2")
     assert {row.run for row in registry.every()} == {"s-1-0", "s-1-1"}
     assert run(capsys, "rm", "s-1", "--json").out.endswith('"sweep": "s-1"\n  }\n]\n')

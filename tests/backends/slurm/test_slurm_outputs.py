@@ -126,5 +126,6 @@ def test_wait_lists_what_a_job_wrote(cluster, project, capsys):
     (project / "train.py").write_text("open('a.log', 'w').write('x' * 2500)")
     assert cli.main(["submit", "-b", "slurm", "--wait", "--set", "outputs=['*.log']"]) == 0
     said = capsys.readouterr().out
-    assert "files   in output: 1, 2.5 kB" in said
-    assert "  2.5 kB  a.log" in said
+    assert "files   1 file, 2.5 kB, in " in said
+    assert cli.main(["status"]) == 0
+    assert "  2.5 kB  a.log" in capsys.readouterr().out
