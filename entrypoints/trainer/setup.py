@@ -59,7 +59,8 @@ class Setup:
         if layout.dims.cp > 1:
             from trainer.parallel.context_parallel import ContextParallel
 
-            self.context_parallel = ContextParallel(layout.mesh.group("cp"), layout.position.cp)
+            group, index = layout.mesh.group("cp"), layout.position.cp
+            self.context_parallel = ContextParallel(task, group, index)
         self.objective = Objective(
             layout.options, task, layout.context.device, self.context_parallel
         )

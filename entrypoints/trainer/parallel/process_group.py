@@ -15,6 +15,8 @@ from torch import distributed
 from torch.distributed import HashStore, PrefixStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from trainer.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class DistributedContext:
@@ -104,6 +106,14 @@ def broadcast_from_rank_zero(context: DistributedContext, value: Any) -> Any:
     values = [value]
     distributed.broadcast_object_list(values, src=0, device=context.device)
     return values[0]
+
+
+def refuse_together(problem: str) -> None:
+    """Raise ConfigError, on every rank, with the first `problem` of any rank. Collective."""
+    problems = [problem] * distributed.get_world_size()
+    distributed.all_gather_object(problems, problem)
+    if any(problems):
+        raise ConfigError(next(filter(None, problems)))
 
 
 def divisors(number: int) -> str:
