@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed.nn.functional  # before init_process_group: see `join`
-from torch import distributed
+from torch import Tensor, distributed
 from torch.distributed import HashStore, PrefixStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -99,6 +99,14 @@ def sum_over_ranks(context: DistributedContext, values: Sequence[float]) -> list
     distributed.all_reduce(tensor)
     sums: list[float] = tensor.tolist()
     return sums
+
+
+def gather(context: DistributedContext, tensor: Tensor) -> Tensor:
+    """The tensors of all ranks, of equal shape, stacked in a new first dimension. Collective."""
+    own = tensor.to(context.device)
+    parts = [torch.empty_like(own) for _ in range(context.world_size)]
+    distributed.all_gather(parts, own)
+    return torch.stack(parts)
 
 
 def broadcast_from_rank_zero(context: DistributedContext, value: Any) -> Any:
