@@ -16,29 +16,6 @@ from trainer.task import IGNORE_INDEX, Task, cross_entropy, is_integer
 from trainer.train_options import TrainOptions
 
 
-def _check_labels(task: Task, sample: Batch, context: DistributedContext) -> None:
-    """Raise ConfigError if the labels are the tokens themselves, not shifted. Collective.
-
-    As models of Hugging Face expect them, whose own loss shifts them.
-    """
-    if task.loss is not cross_entropy or not isinstance(sample.inputs, Mapping):
-        return
-    tokens: Any = sample.inputs.get("input_ids")
-    labels = sample.targets
-    if not (is_integer(tokens) and is_integer(labels) and tokens.shape == labels.shape):
-        return
-    counted = labels != IGNORE_INDEX
-    equal, targets = sum_over_ranks(
-        context, [int((counted & (tokens == labels)).sum()), int(counted.sum())]
-    )
-    if equal == targets > 0:
-        raise ConfigError(
-            "the labels are the input_ids themselves, so each position would learn to repeat its "
-            "own token. The loss of a model of Hugging Face shifts them, and that of a task does "
-            "not: shift them in `collate` (input_ids[:, :-1] and labels[:, 1:]), or in Task.loss"
-        )
-
-
 class Setup:
     """What every part of a strategy needs to know.
 
@@ -79,3 +56,26 @@ class Setup:
     def preset(self) -> Preset:
         """The dimensions of parallelism that the strategy combines."""
         return self.layout.preset
+
+
+def _check_labels(task: Task, sample: Batch, context: DistributedContext) -> None:
+    """Raise ConfigError if the labels are the tokens themselves, not shifted. Collective.
+
+    As models of Hugging Face expect them, whose own loss shifts them.
+    """
+    if task.loss is not cross_entropy or not isinstance(sample.inputs, Mapping):
+        return
+    tokens: Any = sample.inputs.get("input_ids")
+    labels = sample.targets
+    if not (is_integer(tokens) and is_integer(labels) and tokens.shape == labels.shape):
+        return
+    counted = labels != IGNORE_INDEX
+    equal, targets = sum_over_ranks(
+        context, [int((counted & (tokens == labels)).sum()), int(counted.sum())]
+    )
+    if equal == targets > 0:
+        raise ConfigError(
+            "the labels are the input_ids themselves, so each position would learn to repeat its "
+            "own token. The loss of a model of Hugging Face shifts them, and that of a task does "
+            "not: shift them in `collate` (input_ids[:, :-1] and labels[:, 1:]), or in Task.loss"
+        )
