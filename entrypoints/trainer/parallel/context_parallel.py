@@ -202,10 +202,9 @@ class ContextParallel:
         size = length // self.size
         self.causal_mask(size)
         inputs, targets = self._slice(batch, slice(self.index * size, (self.index + 1) * size))
+        count = self.task.targets_in(targets) * (batch.count > 0)
         if self.task.count is None and not is_integer(targets):  # samples count in equal parts
             count = torch.as_tensor(batch.count) / self.size
-        else:
-            count = self.task.targets_in(targets) * (batch.count > 0)
         return Batch(inputs, targets, count, batch.total)
 
     def _slice(self, batch: Batch, positions: slice) -> Any:
