@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, _functional_collectives
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
 from torch.overrides import TorchFunctionMode
@@ -44,9 +44,8 @@ TOLERANCES = {"fp32": 1e-4, "bf16": 0.1, "fp16": 0.02, "float8": 0.3}
 """By precision: how far outputs and loss may be from those of whole sequences, relative to the
 largest. Rounding leaves a hundredth of it."""
 
-_torch: Any = distributed  # these two have other names since torch 2.13
-_all_gather = getattr(_torch, "all_gather_single", None) or _torch.all_gather_into_tensor
-_reduce_scatter = getattr(_torch, "reduce_scatter_single", None) or _torch.reduce_scatter_tensor
+_torch: Any = _functional_collectives  # it has another name since torch 2.13
+_gather = getattr(_torch, "all_gather_single_autograd", None) or _torch.all_gather_tensor_autograd
 
 
 class ContextParallel:
@@ -336,32 +335,11 @@ def _check(query: Tensor, key: Tensor) -> None:
 
 
 def _whole(part: Tensor, group: ProcessGroup) -> Tensor:
-    """Gather parts (..., length, size) along the sequence."""
+    """Gather parts (..., length, size) along the sequence; gradients are summed over the ranks."""
     if torch.is_autocast_enabled(part.device.type):  # as attention would do it afterwards
         part = part.to(torch.get_autocast_dtype(part.device.type))
-    whole: Tensor = _Gather.apply(part, group)  # type: ignore[no-untyped-call]
-    return whole
-
-
-class _Gather(torch.autograd.Function):
-    """The parts of all ranks, one after the other; their gradients are summed over the ranks."""
-
-    @staticmethod
-    def forward(context: Any, part: Tensor, group: ProcessGroup) -> Tensor:
-        """Gather along the last dimension but one. Collective."""
-        context.group = group
-        parts = part.new_empty(group.size(), *part.shape)
-        _all_gather(parts.view(-1), part.reshape(-1), group=group)
-        return parts.movedim(0, -3).flatten(-3, -2)
-
-    @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """Sum the gradients of this rank's part. Collective."""
-        group: ProcessGroup = context.group
-        parts = gradients[0].unflatten(-2, (group.size(), -1)).movedim(-3, 0).contiguous()
-        own = torch.empty_like(parts[0])
-        _reduce_scatter(own.view(-1), parts.view(-1), group=group)
-        return own, None
+    parts: Tensor = _gather(part.contiguous(), 0, group)
+    return torch.cat(parts.chunk(group.size()), dim=-2)
 
 
 def _length(batch: Batch) -> int:
