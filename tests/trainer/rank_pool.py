@@ -53,19 +53,24 @@ class RankPool:
         """Train; returns the error of each rank, or ''."""
         if self._program is None:
             self._start()
-        request = {"folder": str(folder), "arguments": arguments, "double": double}
-        for rank in self._ranks:
-            rank.write(json.dumps(request) + "\n")
-            rank.flush()
         timer = threading.Timer(PATIENCE, self._kill)
         timer.start()
-        responses = [rank.readline() for rank in self._ranks]
+        try:
+            responses = self._ask(folder=str(folder), arguments=arguments, double=double)
+        except ConnectionError:
+            responses = [""]
         timer.cancel()
         if not all(responses):
             self.close()
             return [f"a rank died, or hung for {PATIENCE} s: {responses}; see {self._folder}"]
         errors, self._printed = zip(*map(json.loads, responses), strict=True)
         return errors
+
+    def _ask(self, **request):
+        for rank in self._ranks:
+            rank.write(json.dumps(request) + "\n")
+            rank.flush()
+        return [rank.readline() for rank in self._ranks]
 
     def _start(self):
         pairs = [socket.socketpair() for _ in range(self.world)]
@@ -95,7 +100,8 @@ class RankPool:
         self._kill()
         self._program.wait()
         for rank in self._ranks:
-            rank.close()
+            with contextlib.suppress(ConnectionError):  # of a request that was never read
+                rank.close()
         self._program, self._ranks = None, []
 
 
