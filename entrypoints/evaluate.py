@@ -139,22 +139,24 @@ def text(model: nn.Module, scores: Tensor, targets: Tensor) -> dict[str, Any]:
     The perplexity is e to the mean loss per byte; without training it is about 256.
     """
     loss = cross_entropy(scores.flatten(0, -2), targets.flatten()).item()
-    generator = torch.Generator().manual_seed(0)
-    samples = [continued(model, prompt, targets.shape[1], generator) for prompt in PROMPTS]
+    samples = continued(model, PROMPTS, targets.shape[1])
     return {"loss": loss, "perplexity": math.exp(loss), "samples": samples}
 
 
-def continued(model: nn.Module, prompt: str, sequence: int, generator: torch.Generator) -> str:
-    """`prompt` and the bytes that the text model draws after it, at a temperature of 0.8.
+def continued(model: nn.Module, prompts: Sequence[str], sequence: int) -> list[str]:
+    """Each prompt and the bytes that the text model draws after it, at a temperature of 0.8.
 
     The model sees the last `sequence` bytes, with spaces before them if there are fewer.
     """
-    drawn = bytearray(prompt.encode())
+    generator = torch.Generator().manual_seed(0)
+    drawn = [bytearray(prompt.encode()) for prompt in prompts]
     for _ in range(SAMPLE_BYTES):
-        window = drawn[-sequence:].rjust(sequence, b" ")
-        chances = (model(torch.tensor([list(window)]))[0, -1] / 0.8).softmax(dim=0)
-        drawn.append(int(torch.multinomial(chances, 1, generator=generator)))
-    return drawn.decode(errors="replace")
+        windows = [list(sample[-sequence:].rjust(sequence, b" ")) for sample in drawn]
+        chances = (model(torch.tensor(windows))[:, -1] / 0.8).softmax(dim=-1)
+        following = torch.multinomial(chances, 1, generator=generator)
+        for sample, byte in zip(drawn, following.flatten().tolist(), strict=True):
+            sample.append(byte)
+    return [sample.decode(errors="replace") for sample in drawn]
 
 
 def summary(result: dict[str, Any]) -> str:
@@ -168,23 +170,14 @@ def summary(result: dict[str, Any]) -> str:
 
 def draw_confusion(confusion: Sequence[Sequence[int]], path: Path) -> None:
     """Draw a confusion matrix (classes, classes) to a PNG file if matplotlib is installed."""
+    from sklearn.metrics import ConfusionMatrixDisplay
+
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+        display = ConfusionMatrixDisplay(torch.tensor(confusion).numpy()).plot(cmap="Blues")
     except ImportError:
         print("matplotlib is not installed: no confusion.png, the numbers are in evaluation.json")
-        return
-    figure = Figure(figsize=(5, 5), layout="constrained")
-    axes = figure.add_subplot(xlabel="predicted", ylabel="true", title="Test images by class")
-    axes.imshow(confusion, cmap="Blues")
-    axes.set_xticks(range(len(confusion)))
-    axes.set_yticks(range(len(confusion)))
-    dark = max(map(max, confusion)) / 2
-    for row, counts in enumerate(confusion):
-        for column, number in enumerate(counts):
-            color = "white" if number > dark else "black"
-            axes.text(column, row, str(number or ""), ha="center", va="center", color=color)
-    FigureCanvasAgg(figure).print_png(path)
+    else:
+        display.figure_.savefig(path)
 
 
 if __name__ == "__main__":

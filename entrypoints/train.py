@@ -19,7 +19,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
-from itertools import count
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -131,11 +130,9 @@ class Trainer:
         )
         completed = True
         with profiler(self.options.profile, self.step, OUTPUT_DIR, self.context) as profile:
-            for epoch in count(self.step // self.epoch_steps):
-                if not completed or self.step >= self.steps or self.out_of_patience():
-                    break
+            while completed and not self.is_finished():
                 with timed_waits(self.strategy.timer):
-                    completed = self.train_epoch(epoch, profile)
+                    completed = self.train_epoch(self.step // self.epoch_steps, profile)
         self.progress_bar.close()
         if completed:
             self.finish()
@@ -217,11 +214,14 @@ class Trainer:
             self.context.log(f"epoch {epoch}: validation {in_words(self.validation)}")
             improved = (loss := self.validation["loss"]) < self.best_loss
         self.idle_epochs = 0 if improved or not self.validation else self.idle_epochs + 1
-        is_last = self.step >= self.steps or self.out_of_patience()
         if improved:
             self.best_loss, self.best_step = loss, self.step
-        if improved or is_last or (epoch + 1) % self.options.checkpoint_every == 0:
+        if improved or self.is_finished() or (epoch + 1) % self.options.checkpoint_every == 0:
             self.save()
+
+    def is_finished(self) -> bool:
+        """Whether all steps are done, or the validation loss no longer improves."""
+        return self.step >= self.steps or self.out_of_patience()
 
     def out_of_patience(self) -> bool:
         """Whether the validation loss has not improved for --patience epochs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from trainer import tasks
@@ -11,13 +12,9 @@ from trainer.measure.profiling import STEP_RANGE
 from trainer.parallel.layout import STRATEGIES
 from trainer.train_options import TrainOptions
 
-DEFAULTS = {
-    "digits": {"lr": 0.05, "batch_size": 64, "optimizer": "sgd", "epochs": 15},
-    "text": {"lr": 1e-3, "batch_size": 32, "optimizer": "adamw", "epochs": 1},
-}
-"""Defaults that depend on the task."""
-OWN = {"lr": 1e-3, "batch_size": 32, "optimizer": "adamw", "epochs": 1}
-"""Defaults of a task of yours."""
+DIGITS = {"lr": 0.05, "batch_size": 64, "optimizer": "sgd", "epochs": 15}
+OTHER = {"lr": 1e-3, "batch_size": 32, "optimizer": "adamw", "epochs": 1}
+"""Defaults of the task "digits", and of any other."""
 
 AT_LEAST_ONE = (
     *("epochs", "batch_size", "micro_batches", "sequence", "layers", "log_every", "keep"),
@@ -83,7 +80,8 @@ def parse(arguments: Sequence[str]) -> TrainOptions:
     _add_output(parser)
     values = vars(parser.parse_args(arguments))
     given = {name: value for name, value in values.items() if value is not None}
-    options = TrainOptions(**{**values, **DEFAULTS.get(values["task"], OWN), **given})
+    defaults = DIGITS if values["task"] == "digits" else OTHER
+    options = TrainOptions(**values | defaults | given)
     problems = list(_problems(options))
     if problems:
         parser.error("; ".join(problems))
@@ -92,6 +90,7 @@ def parse(arguments: Sequence[str]) -> TrainOptions:
 
 def _add_task(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("task and model").add_argument
+    number = partial(add, type=int)
     add(
         "--task",
         default="digits",
@@ -106,109 +105,85 @@ def _add_task(parser: argparse.ArgumentParser) -> None:
         help="for your function: options.task_options has them all",
     )
     add("--text", metavar="FOLDER", help="folder of text files; default: Python's help topics")
-    add("--sequence", type=int, default=64, metavar="BYTES", help="context length (text)")
-    add("--layers", type=int, default=4, help="number of transformer blocks (text)")
-    add("--width", type=int, default=64, help="width of the hidden states (text)")
-    add("--heads", type=int, default=4, help="number of attention heads (text)")
+    number("--sequence", default=64, metavar="BYTES", help="context length (text)")
+    number("--layers", default=4, help="number of transformer blocks (text)")
+    number("--width", default=64, help="width of the hidden states (text)")
+    number("--heads", default=4, help="number of attention heads (text)")
 
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("training").add_argument
+    number, real = partial(add, type=int), partial(add, type=float)
+    ways = ("for-loop", "foreach", "fused")
+    how = "parameter by parameter, in lists, or in one kernel; default: torch's choice"
     add("--init-from", metavar="PATH", help="first weights: a safetensors file or a model's folder")
-    add("--epochs", type=int, help="total, including resumed ones; digits: 15, text: 1")
-    add("--steps", type=int, metavar="N", help="stop after step N if that comes first")
-    add("--batch-size", type=int, help="global, split over the ranks; digits: 64, text: 32")
+    number("--epochs", help="total, including resumed ones; digits: 15, text: 1")
+    number("--steps", metavar="N", help="stop after step N if that comes first")
+    number("--batch-size", help="global, split over the ranks; digits: 64, text: 32")
     add("--optimizer", choices=("sgd", "adamw"), help="digits: sgd, text: adamw")
-    add(
-        "--optimizer-implementation",
-        choices=("for-loop", "foreach", "fused"),
-        help="parameter by parameter, in lists, or in one kernel; default: torch's choice",
-    )
-    add("--lr", type=float, help="learning rate; digits: 0.05, text: 0.001")
+    add("--optimizer-implementation", choices=ways, help=how)
+    real("--lr", help="learning rate; digits: 0.05, text: 0.001")
     add("--lr-schedule", choices=("constant", "cosine"), default="constant")
-    add("--warmup", type=int, default=0, metavar="STEPS", help="linear learning-rate warmup")
-    add("--weight-decay", type=float, default=0.0)
-    add("--clip", type=float, metavar="NORM", help="maximum gradient norm")
-    add(
-        "--ema", type=float, metavar="DECAY", help="evaluate an average of the weights, as of 0.999"
-    )
-    add("--seed", type=int, default=0, help="for the initial weights and the sample order")
-    add("--patience", type=int, metavar="EPOCHS", help="stop after N epochs without improvement")
+    number("--warmup", default=0, metavar="STEPS", help="linear learning-rate warmup")
+    real("--weight-decay", default=0.0)
+    real("--clip", metavar="NORM", help="maximum gradient norm")
+    real("--ema", metavar="DECAY", help="evaluate an average of the weights, as of 0.999")
+    number("--seed", default=0, help="for the initial weights and the sample order")
+    number("--patience", metavar="EPOCHS", help="stop after N epochs without improvement")
     add("--deterministic", action="store_true", help="use deterministic algorithms (slower)")
 
 
 def _add_parallelism(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("parallelism and memory").add_argument
+    number, flag = partial(add, type=int), partial(add, action="store_true")
+    recomputed = "recompute activations, save memory; selective keeps the most expensive ones"
+    shared = "ranks that share a layer; tp: all, tp-dp and fsdp-tp: a node's, else 2"
+    parts = "ranks that share each sequence, with any strategy of ddp, zero, fsdp or hsdp"
     add("--strategy", choices=STRATEGIES, default="ddp")
-    add("--micro-batches", type=int, default=1, metavar="N", help="per rank and step")
+    number("--micro-batches", default=1, metavar="N", help="per rank and step")
     add("--precision", choices=("fp32", "bf16", "fp16", "float8"), default="fp32")
     add(
         "--checkpoint-activations",
         nargs="?",
         const="full",
         choices=("full", "selective"),
-        help="recompute activations, save memory; selective keeps the most expensive ones",
+        help=recomputed,
     )
-    add(
-        "--reduce-each",
-        action="store_true",
-        help="reduce gradients after each micro-batch: more traffic, less memory",
-    )
-    add("--compile", action="store_true", help="compile each layer with torch.compile")
-    add(
-        "--sync-batchnorm",
-        action="store_true",
-        help="batch normalization over the samples of all ranks",
-    )
+    flag("--reduce-each", help="reduce gradients after each micro-batch: more traffic, less memory")
+    flag("--compile", help="compile each layer with torch.compile")
+    flag("--sync-batchnorm", help="batch normalization over the samples of all ranks")
     add("--compress", choices=("fp16", "bf16", "powersgd"), help="ddp: compress gradients")
-    add("--static-graph", action="store_true", help="ddp: every step uses the same parameters")
-    add(
-        "--find-unused-parameters",
-        action="store_true",
-        help="ddp: some steps do not use all parameters",
-    )
-    add("--bucket-mb", type=int, default=25, metavar="MIB", help="ddp: size of gradient buckets")
-    add("--shard-ranks", type=int, metavar="N", help="hsdp: ranks per shard group; default: a node")
-    add("--offload", action="store_true", help="fsdp: keep parameters in CPU memory")
-    add(
-        "--tensor-parallel",
-        type=int,
-        metavar="N",
-        help="ranks that share a layer; tp: all, tp-dp and fsdp-tp: a node's, else 2",
-    )
-    add(
-        "--sequence-parallel", action="store_true", help="tp: also shard activations between layers"
-    )
-    add("--loss-parallel", action="store_true", help="tp: each rank has the scores of some classes")
-    add(
-        "--context-parallel",
-        type=int,
-        metavar="N",
-        help="ranks that share each sequence, with any strategy of ddp, zero, fsdp or hsdp",
-    )
-    add("--pipeline-parallel", type=int, metavar="N", help="pipeline size; pp: all, else 2")
+    flag("--static-graph", help="ddp: every step uses the same parameters")
+    flag("--find-unused-parameters", help="ddp: some steps do not use all parameters")
+    number("--bucket-mb", default=25, metavar="MIB", help="ddp: size of gradient buckets")
+    number("--shard-ranks", metavar="N", help="hsdp: ranks per shard group; default: a node")
+    flag("--offload", help="fsdp: keep parameters in CPU memory")
+    number("--tensor-parallel", metavar="N", help=shared)
+    flag("--sequence-parallel", help="tp: also shard activations between layers")
+    flag("--loss-parallel", help="tp: each rank has the scores of some classes")
+    number("--context-parallel", metavar="N", help=parts)
+    number("--pipeline-parallel", metavar="N", help="pipeline size; pp: all, else 2")
     add("--schedule", choices=("gpipe", "1f1b", "interleaved"), help="pp: default 1f1b")
-    add("--stages-per-rank", type=int, metavar="N", help="pp: default 2 if interleaved, else 1")
+    number("--stages-per-rank", metavar="N", help="pp: default 2 if interleaved, else 1")
     add("--balance", choices=("time", "layers"), help="pp: balance the stages by; time")
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("checkpoints and metrics").add_argument
-    add("--checkpoint-every", type=int, default=1, metavar="EPOCHS")
-    add("--checkpoint-steps", type=int, metavar="STEPS", help="also save every N steps")
-    add(
-        "--keep", type=int, default=2, metavar="N", help="latest checkpoints to keep, plus the best"
-    )
+    number = partial(add, type=int)
+    number("--checkpoint-every", default=1, metavar="EPOCHS")
+    number("--checkpoint-steps", metavar="STEPS", help="also save every N steps")
+    number("--keep", default=2, metavar="N", help="latest checkpoints to keep, plus the best")
     add(
         "--background-save",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="write checkpoints while training continues",
     )
-    add("--log-every", type=int, default=10, metavar="STEPS")
+    number("--log-every", default=10, metavar="STEPS")
     add("--profile", metavar="FIRST:LAST", help="steps to trace with torch.profiler")
     add("--no-tensorboard", dest="tensorboard", action="store_false")
-    add("--workers", type=int, default=0, metavar="N", help="data loader processes")
+    number("--workers", default=0, metavar="N", help="data loader processes")
 
 
 def _problems(options: TrainOptions) -> Iterator[str]:

@@ -16,6 +16,48 @@ from trainer.task import IGNORE_INDEX, Task, cross_entropy, is_integer
 from trainer.train_options import TrainOptions
 
 
+class Setup:
+    """What every part of a strategy needs to know.
+
+    `sample` is a batch of this rank for measurements. `timer` times the sections of a step.
+    Raises ConfigError if a pipeline cannot take the batches, or if labels are not shifted.
+    """
+
+    def __init__(self, layout: Layout, task: Task, sample: Batch) -> None:
+        if layout.preset.pipeline:
+            check_equal_sizes(task, sample.targets, layout.options.batch_size)
+        _check_labels(task, sample, layout.context)
+        self.layout = layout
+        self.task = task
+        self.sample = sample
+        self.timer = StepTimer(layout.context.device)
+        self.weights = FirstWeights(task, layout.options)
+        self.context_parallel = None
+        if layout.dims.cp > 1:
+            from trainer.parallel.context_parallel import ContextParallel
+
+            group, index = layout.mesh.group("cp"), layout.position.cp
+            self.context_parallel = ContextParallel(task, group, index)
+        self.objective = Objective(
+            layout.options, task, layout.context.device, self.context_parallel
+        )
+
+    @property
+    def options(self) -> TrainOptions:
+        """The options of the run."""
+        return self.layout.options
+
+    @property
+    def context(self) -> DistributedContext:
+        """The ranks, and the device of this one."""
+        return self.layout.context
+
+    @property
+    def preset(self) -> Preset:
+        """The dimensions of parallelism that the strategy combines."""
+        return self.layout.preset
+
+
 def _check_labels(task: Task, sample: Batch, context: DistributedContext) -> None:
     """Raise ConfigError if the labels are the tokens themselves, not shifted. Collective.
 
@@ -37,44 +79,3 @@ def _check_labels(task: Task, sample: Batch, context: DistributedContext) -> Non
             "own token. The loss of a model of Hugging Face shifts them, and that of a task does "
             "not: shift them in `collate` (input_ids[:, :-1] and labels[:, 1:]), or in Task.loss"
         )
-
-
-class Setup:
-    """What every part of a strategy needs to know.
-
-    `sample` is a batch of this rank for measurements. `timer` times the sections of a step.
-    Raises ConfigError if a pipeline cannot take the batches, or if labels are not shifted.
-    """
-
-    def __init__(self, layout: Layout, task: Task, sample: Batch) -> None:
-        if layout.preset.pipeline:
-            check_equal_sizes(task, sample.targets, layout.options.batch_size)
-        _check_labels(task, sample, layout.context)
-        self.layout = layout
-        self.task = task
-        self.sample = sample
-        self.timer = StepTimer(layout.context.device)
-        self.weights = FirstWeights(task, layout.options)
-        self.context_parallel = None
-        if layout.dims.cp > 1:
-            from trainer.parallel.context_parallel import ContextParallel
-
-            self.context_parallel = ContextParallel(layout.mesh.group("cp"), layout.position.cp)
-        self.objective = Objective(
-            layout.options, task, layout.context.device, self.context_parallel
-        )
-
-    @property
-    def options(self) -> TrainOptions:
-        """The options of the run."""
-        return self.layout.options
-
-    @property
-    def context(self) -> DistributedContext:
-        """The ranks, and the device of this one."""
-        return self.layout.context
-
-    @property
-    def preset(self) -> Preset:
-        """The dimensions of parallelism that the strategy combines."""
-        return self.layout.preset

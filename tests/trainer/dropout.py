@@ -1,13 +1,13 @@
-"""train.py with a small model that has dropout; prints what each step keeps of one sample."""
+"""A task with dropout, which prints what each step keeps of one sample."""
 
 import sys
 from dataclasses import replace
 
 from torch import nn
 
-import train
+from trainer import tasks
 
-load = train.tasks.load
+load_digits = tasks.load_digits
 
 
 class Dropout(nn.Dropout):
@@ -23,10 +23,5 @@ def model():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), Dropout(), nn.Linear(32, 10))
 
 
-def load_with_dropout(options):
-    return replace(load(options), model=model)
-
-
-if __name__ == "__main__":
-    train.tasks.load = load_with_dropout
-    train.main()
+def task(options):
+    return replace(load_digits(options), model=model)

@@ -1,13 +1,17 @@
 """A pool of ranks that are started once and then train on request.
 
-Importing torch takes each process two seconds, longer than a run of fifty steps. As a program, this
-file is one rank: it reads requests as lines of JSON and writes a line for each.
+Importing torch takes two seconds, longer than a run of fifty steps. So this file, as a program,
+imports it once and forks the ranks. Each reads requests from a socket of its own, as lines of JSON,
+and writes a line for each.
 """
 
 import contextlib
 import functools
 import io
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +22,7 @@ from typing import ClassVar
 import pytest
 import torch
 from torch import distributed
+from torch.distributed import checkpoint, fsdp, pipelining, tensor  # noqa: F401 - once for all
 
 import train
 from tests.trainer.ranks import PATIENCE, environment, free_port
@@ -35,55 +40,69 @@ class RankPool:
     def __init__(self, world, folder):
         self.world = world
         self._folder = folder
-        self._processes = []
+        self._program = None
+        self._ranks = []
 
     def train(self, folder, *arguments, double=False):
-        """Train to the end; an error on any rank is an AssertionError."""
+        """Train to the end; returns what each rank printed. An error is an AssertionError."""
         errors = [error for error in self.try_to_train(folder, *arguments, double=double) if error]
         assert not errors, "\n".join(errors)
+        return self._printed
 
     def try_to_train(self, folder, *arguments, double=False):
         """Train; returns the error of each rank, or ''."""
-        if not self._processes:
-            self._processes = list(self._start())
-        request = {"folder": str(folder), "arguments": arguments, "double": double}
-        for process in self._processes:
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
+        if self._program is None:
+            self._start()
         timer = threading.Timer(PATIENCE, self._kill)
         timer.start()
-        responses = [process.stdout.readline() for process in self._processes]
+        try:
+            responses = self._ask(folder=str(folder), arguments=arguments, double=double)
+        except ConnectionError:
+            responses = [""]
         timer.cancel()
         if not all(responses):
             self.close()
             return [f"a rank died, or hung for {PATIENCE} s: {responses}; see {self._folder}"]
-        return [json.loads(response) for response in responses]
+        errors, self._printed = zip(*map(json.loads, responses), strict=True)
+        return errors
+
+    def _ask(self, **request):
+        for rank in self._ranks:
+            rank.write(json.dumps(request) + "\n")
+            rank.flush()
+        return [rank.readline() for rank in self._ranks]
 
     def _start(self):
-        port = str(free_port())
-        for rank in range(self.world):
-            variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.world}
-            variables |= {"LOCAL_WORLD_SIZE": self.world, "MASTER_PORT": port}
-            variables = {name: str(value) for name, value in variables.items()} | self.variables
-            with (self._folder / f"rank-{rank}.log").open("a") as log:
-                yield subprocess.Popen(
-                    [self.python, "-m", "tests.trainer.rank_pool"],
-                    env=environment(self._folder, MASTER_ADDR="127.0.0.1", **variables),
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    text=True,
-                )
+        pairs = [socket.socketpair() for _ in range(self.world)]
+        self._ranks = [mine.makefile("rw") for mine, _ in pairs]
+        theirs = [other.fileno() for _, other in pairs]
+        variables = {"WORLD_SIZE": str(self.world), "LOCAL_WORLD_SIZE": str(self.world)}
+        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        with (self._folder / "ranks.log").open("a") as log:
+            self._program = subprocess.Popen(
+                [self.python, "-m", "tests.trainer.rank_pool", *map(str, theirs)],
+                env=environment(self._folder, **variables | self.variables),
+                pass_fds=theirs,
+                start_new_session=True,
+                stdout=log,
+                stderr=log,
+            )
+        for pair in pairs:
+            for end in pair:
+                end.close()  # of `mine`, the file is open still
 
     def _kill(self):
-        for process in self._processes:
-            process.kill()
+        os.killpg(self._program.pid, signal.SIGKILL)
 
     def close(self):
+        if self._program is None:
+            return
         self._kill()
-        for process in self._processes:
-            process.communicate()
-        self._processes = []
+        self._program.wait()
+        for rank in self._ranks:
+            with contextlib.suppress(ConnectionError):  # of a request that was never read
+                rank.close()
+        self._program, self._ranks = None, []
 
 
 def write_help_topics(folder, size):
@@ -103,7 +122,8 @@ def run(context, folder, arguments, *, double=False):
         if double:
             _compute_in_double_precision(patch)
         try:
-            train.Trainer(train.parse(arguments), context, stop_signals=[]).train()
+            options = train.accumulate(train.parse(arguments), context)
+            train.Trainer(options, context, stop_signals=[]).train()
         finally:
             torch.set_default_dtype(torch.float32)
 
@@ -147,20 +167,38 @@ def _compute_in_double_precision(patch):
 
 
 def main():
+    """Fork a rank for each socket, whose numbers are the arguments."""
+    sockets = [socket.socket(fileno=int(number)) for number in sys.argv[1:]]
+    for rank, own in enumerate(sockets):
+        if os.fork():
+            continue
+        for other in sockets:
+            if other is not own:
+                other.close()
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        serve(own.makefile("rw"))
+        os._exit(0)
+    for each in sockets:
+        each.close()
+    for _ in sockets:
+        os.wait()
+
+
+def serve(requests):
+    """Train on request, as a rank."""
     context = process_group.join()
-    for line in sys.stdin:
+    for line in requests:
         request = json.loads(line)
+        folder, arguments = Path(request["folder"]), request["arguments"]
         message = ""
-        with contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
             try:
-                run(
-                    context, Path(request["folder"]), request["arguments"], double=request["double"]
-                )
+                run(context, folder, arguments, double=request["double"])
             except (Exception, SystemExit) as error:  # noqa: BLE001 - reported to the parent
                 traceback.print_exc()
                 message = f"{type(error).__name__}: {error}"
-        sys.stdout.write(json.dumps(message) + "\n")
-        sys.stdout.flush()
+        requests.write(json.dumps([message, printed.getvalue()]) + "\n")
+        requests.flush()
 
 
 if __name__ == "__main__":

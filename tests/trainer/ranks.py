@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from torch.nn.utils import parameters_to_vector
 
 import train
@@ -111,8 +110,6 @@ def train_ranks(folder, world, *arguments):
 
 def train_alone(folder, *arguments):
     """Train in this process, a group of one: the same results without the start-up time."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     context = process_group.join()
     try:
         with pytest.MonkeyPatch.context() as patch:
@@ -123,7 +120,14 @@ def train_alone(folder, *arguments):
             ).train()
     finally:
         process_group.leave()
-        torch.set_num_threads(threads)
+
+
+def call(module, checkpoints, output, *more):
+    """Run evaluate.py or export.py in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        words = [f"{module.__name__}.py", str(checkpoints), "--output", str(output), *more]
+        patch.setattr(sys, "argv", words)
+        module.main()
 
 
 def lines(folder):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.nightly import few
 from tests.trainer import ranks
-from tests.trainer.rank_pool import RankPool, write_help_topics
+from tests.trainer.rank_pool import write_help_topics
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
 
@@ -36,59 +36,29 @@ EXACT = 1e-10
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """A function that trains a layout to a given step in a given folder."""
-    root = tmp_path_factory.mktemp("matrix")
-    worlds = {world: RankPool(world, tmp_path_factory.mktemp("ranks")) for world in (1, 2, 3, 4)}
-    given = (
-        *(
-            "--task",
-            "text",
-            "--text",
-            str(write_help_topics(root / "text", 6_000)),
-            "--batch-size",
-            "24",
-        ),
-        *("--layers", "1", "--width", "24", "--heads", "12", "--sequence", "12"),
-        *("--log-every", "1", "--no-tensorboard"),
-    )
+def words(tmp_path_factory):
+    """The world size of a layout, and the options that train it to a step."""
+    text = write_help_topics(tmp_path_factory.mktemp("matrix") / "text", 6_000)
+    task = ("--task", "text", "--text", str(text), "--batch-size", "24")
+    model = ("--layers", "1", "--width", "24", "--heads", "12", "--sequence", "12")
+    common = (*task, *model, "--log-every", "1", "--no-tensorboard")
 
-    def run(layout, folder, steps):
+    def of_layout(layout, steps):
         world, strategy = layout.split()
         ways = ("--strategy", strategy, *LAYOUTS[layout], "--steps", str(steps))
-        worlds[int(world)].train(folder, *given, *ways, double=True)
-        return folder
+        return int(world), *common, *ways
 
-    yield run
-    for started in worlds.values():
-        started.close()
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(runs, tmp_path_factory):
-    return runs("1 single", tmp_path_factory.mktemp("uninterrupted"), END)
-
-
-@pytest.fixture(scope="module")
-def saved(runs, tmp_path_factory):
-    """The folder of a layout that was stopped half way, trained on first use."""
-    folders = {}
-
-    def folder(layout):
-        if layout not in folders:
-            folders[layout] = runs(layout, tmp_path_factory.mktemp("saved"), SAVED)
-        return folders[layout]
-
-    return folder
+    return of_layout
 
 
 @pytest.mark.parametrize(("saving", "loading"), few(PAIRS, *EACH_ONCE))
-def test_a_resumed_run_equals_an_uninterrupted_one(
-    saving, loading, runs, saved, uninterrupted, tmp_path
-):
-    shutil.copytree(saved(saving) / "checkpoints", tmp_path / "checkpoints")
-    runs(loading, tmp_path, END)
+def test_a_resumed_run_equals_an_uninterrupted_one(saving, loading, words, pools, once, tmp_path):
+    saved = once(*words(saving, SAVED), double=True)
+    shutil.copytree(saved / "checkpoints", tmp_path / "checkpoints")
+    world, *options = words(loading, END)
+    pools[world].train(tmp_path, *options, double=True)
 
+    uninterrupted = once(*words("1 single", END), double=True)
     expected = ranks.losses(uninterrupted)
     assert list(expected) == [*range(1, END + 1)]
     rest = {step: loss for step, loss in expected.items() if step > SAVED}

@@ -59,9 +59,15 @@ def results(folder):
     return [line[name] for line in ranks.lines(folder) for name in names if name in line]
 
 
+@pytest.fixture
+def alone(once):
+    """The folder of a task in one process."""
+    return lambda task: once(1, *words(task, "1 single"), double=True)
+
+
 @pytest.mark.parametrize("task", TRAINED)
-def test_losses_and_weights_are_those_of_one_process(task, pools, tmp_path):
-    alone = run(pools, tmp_path / "alone", task, "1 single")
+def test_losses_and_weights_are_those_of_one_process(task, pools, alone, tmp_path):
+    alone = alone(task)
     assert len(results(alone)) > 6
     for number, layout in enumerate(TRAINED[task]):
         parts = () if "--context-parallel" in layout else ("--context-parallel", "2")
@@ -74,11 +80,10 @@ def test_losses_and_weights_are_those_of_one_process(task, pools, tmp_path):
     ("before", "after"),
     [("4 zero3 --context-parallel 2", "2 ddp"), ("2 ddp", "4 fsdp --context-parallel 4")],
 )
-def test_another_layout_resumes(before, after, pools, tmp_path):
-    alone = run(pools, tmp_path / "alone", "reader", "1 single")
+def test_another_layout_resumes(before, after, pools, alone, tmp_path):
     for layout, steps in ((before, "2"), (after, "4")):
-        folder = run(pools, tmp_path / "resumed", "reader", layout, "--steps", steps)
-    assert (ranks.weights(folder) - ranks.weights(alone)).abs().max() < EXACT
+        run(pools, tmp_path, "reader", layout, "--steps", steps)
+    assert (ranks.weights(tmp_path) - ranks.weights(alone("reader"))).abs().max() < EXACT
 
 
 def test_half_precision_rounds_as_in_one_process(pools, tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.nightly import few
-from tests.trainer.ranks import all_lines, losses, train_alone
+from tests.trainer.ranks import all_lines, losses
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
 
@@ -24,19 +24,21 @@ EACH_KIND = ("pp", "pp-fsdp --schedule interleaved", "pp-tp")
 def words(strategy, *more):
     task = ("--task", "tests.trainer.own_tasks:cut", "--no-tensorboard", "--epochs", "9")
     steps = ("--steps", "8", "--batch-size", "16", "--log-every", "1", "--clip", "0.5")
-    return (*task, *steps, "--strategy", *strategy.split(), "--balance", "layers", *more)
+    return (*task, *steps, "--strategy", *strategy.split(), *more)
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("alone")
-    train_alone(folder, *[word for word in words("single") if word not in ("--balance", "layers")])
-    return folder
+def cut(strategy, *more):
+    return words(strategy, "--balance", "layers", *more)
+
+
+@pytest.fixture
+def alone(once):
+    return once(1, *words("single"))
 
 
 @pytest.mark.parametrize("pipeline", few(PIPELINES, *EACH_KIND))
 def test_a_pipeline_trains_like_one_process(pipeline, four, alone, tmp_path):
-    four.train(tmp_path, *words(pipeline, *PIPELINES[pipeline]))
+    four.train(tmp_path, *cut(pipeline, *PIPELINES[pipeline]))
 
     assert len(losses(tmp_path)) == 8
     assert losses(tmp_path) == pytest.approx(losses(alone), rel=ROUNDING)
@@ -45,7 +47,7 @@ def test_a_pipeline_trains_like_one_process(pipeline, four, alone, tmp_path):
 
 
 def test_a_rank_keeps_only_its_stage_of_the_model(four, alone, tmp_path):
-    four.train(tmp_path, *words("pp", "--micro-batches", "4"))
+    four.train(tmp_path, *cut("pp", "--micro-batches", "4"))
 
     # the last of four stages has a layer of 6, norm and head; the model 4 layers and an embedding
     assert (last(tmp_path, "val_held"), last(alone, "val_held")) == (9, 28)
@@ -54,7 +56,7 @@ def test_a_rank_keeps_only_its_stage_of_the_model(four, alone, tmp_path):
 @pytest.mark.parametrize("model", ["pairs", "in-place"])
 def test_other_models_with_the_same_numbers_train_alike(four, model, alone, tmp_path):
     """Layers return something besides the hidden states; what comes first is changed in place."""
-    four.train(tmp_path, *words("pp", "--micro-batches", "4", "--task-option", f"model={model}"))
+    four.train(tmp_path, *cut("pp", "--micro-batches", "4", "--task-option", f"model={model}"))
 
     assert losses(tmp_path) == pytest.approx(losses(alone), rel=ROUNDING)
 
@@ -64,21 +66,17 @@ def last(folder, name):
 
 
 def test_another_strategy_resumes_a_pipeline_and_the_other_way_round(four, alone, tmp_path):
-    four.train(tmp_path, *words("pp-fsdp", "--micro-batches", "2", "--steps", "3"))
-    four.train(tmp_path, *[w for w in words("zero3", "--steps", "5") if w not in BALANCE])
-    four.train(tmp_path, *words("pp", "--micro-batches", "4", "--steps", "8"))
+    four.train(tmp_path, *cut("pp-fsdp", "--micro-batches", "2", "--steps", "3"))
+    four.train(tmp_path, *words("zero3", "--steps", "5"))
+    four.train(tmp_path, *cut("pp", "--micro-batches", "4", "--steps", "8"))
 
     assert losses(tmp_path) == pytest.approx(losses(alone), rel=ROUNDING)
 
 
-BALANCE = ("--balance", "layers")
+def test_stages_are_balanced_by_measured_time(pools, tmp_path):
+    (printed,) = pools[1].train(tmp_path, *words("pp", "--steps", "1"))
 
-
-def test_stages_are_balanced_by_measured_time(tmp_path, capsys):
-    words_of_one = [word for word in words("pp", "--steps", "1") if word not in BALANCE]
-    train_alone(tmp_path, *words_of_one)
-
-    assert "1 stages by time: [blocks.0 blocks.1 blocks.2 blocks.3]" in capsys.readouterr().out
+    assert "1 stages by time: [blocks.0 blocks.1 blocks.2 blocks.3]" in printed
 
 
 @pytest.mark.parametrize(
@@ -93,6 +91,6 @@ def test_stages_are_balanced_by_measured_time(tmp_path, capsys):
 )
 def test_a_model_that_cannot_be_cut_is_refused_with_the_reason(four, model, message, tmp_path):
     chosen = ("--micro-batches", "4", "--task-option", f"model={model}")
-    errors = four.try_to_train(tmp_path, *words("pp", *chosen))
+    errors = four.try_to_train(tmp_path, *cut("pp", *chosen))
 
     assert all(error.startswith("ConfigError: ") and message in error for error in errors), errors

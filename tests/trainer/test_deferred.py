@@ -73,10 +73,9 @@ def weights(folder):
     return {name: value for name, value in state.items() if name.startswith("model.")}
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("alone")
-    ranks.train_alone(folder, *words("decoder", "single"))
+@pytest.fixture
+def alone(once):
+    folder = once(1, *words("decoder", "single"))
     return weights(folder), ranks.losses(folder)
 
 
@@ -99,18 +98,15 @@ def test_weights_depend_on_the_seed(four, alone, tmp_path):
     assert not made["model.blocks.0.up.weight"].equal(made["model.blocks.1.up.weight"])
 
 
-def test_weights_of_a_pipeline_are_the_same_bits(four, tmp_path):
-    options = ("--micro-batches", "2", "--balance", "layers")
-    four.train(tmp_path / "pp", *words("sequence", "pp-fsdp", *options), *deferred())
-    ranks.train_alone(tmp_path / "one", *words("sequence", "single"), *deferred())
-    made, expected = weights(tmp_path / "pp"), weights(tmp_path / "one")
+def test_weights_of_a_pipeline_are_the_same_bits(four, once, tmp_path):
+    deferred = ("--task-option", "deferred=yes")
+    options = ("--micro-batches", "2", "--balance", "layers", *deferred)
+    four.train(tmp_path, *words("sequence", "pp-fsdp", *options))
+    made = weights(tmp_path)
+    expected = weights(once(1, *words("sequence", "single", *deferred)))
 
     assert made.keys() == expected.keys()
     assert all(made[name].equal(expected[name]) for name in made)
-
-
-def deferred():
-    return ("--task-option", "deferred=yes")
 
 
 def test_a_tensor_that_is_left_without_a_value_is_named(four, tmp_path):

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 import evaluate
 import export
-from tests.trainer.ranks import ENTRYPOINTS, latest, lines, train_alone
+from tests.trainer.ranks import ENTRYPOINTS, call, latest, lines, train_alone
 from trainer.checkpoint import checkpointer as checkpoint
 
 pytestmark = pytest.mark.torch
@@ -27,13 +27,6 @@ def trained(tmp_path_factory):
         folders[name] = tmp_path_factory.mktemp(name)
         train_alone(folders[name], *options, "--no-tensorboard")
     return folders
-
-
-def call(module, checkpoints, output):
-    with pytest.MonkeyPatch.context() as patch:
-        words = [module.__name__, str(checkpoints), "--output", str(output)]
-        patch.setattr(sys, "argv", words)
-        module.main()
 
 
 def test_an_evaluation_counts_every_test_image_once(trained, tmp_path, capsys):
@@ -53,7 +46,7 @@ def test_an_evaluation_counts_every_test_image_once(trained, tmp_path, capsys):
 
 
 def test_without_matplotlib_there_is_no_picture(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     evaluate.draw_confusion([[1, 0], [0, 1]], tmp_path / "confusion.png")
 
     assert not (tmp_path / "confusion.png").exists()

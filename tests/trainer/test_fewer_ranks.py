@@ -5,6 +5,7 @@ import torch
 
 import train
 from tests.trainer import ranks
+from tests.trainer.rank_pool import RankPool
 from trainer.errors import ConfigError
 from trainer.parallel.layout import Layout, accumulate
 from trainer.parallel.process_group import DistributedContext
@@ -38,14 +39,20 @@ def test_a_pipeline_still_needs_batches_of_equal_size(monkeypatch):
         Layout(options, context)
 
 
+@pytest.fixture(scope="module")
+def three_of_four(tmp_path_factory):
+    pool = RankPool(3, tmp_path_factory.mktemp("ranks"))
+    pool.variables = {"DEPLOYKIT_FULL_WORLD_SIZE": "4"}
+    yield pool
+    pool.close()
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero3"])
-def test_three_of_four_ranks_have_the_losses_of_one_process(strategy, monkeypatch, tmp_path):
-    one, fewer = tmp_path / "one", tmp_path / "three"
-    ranks.train_alone(one, *WORDS)
-    processes = ranks.start_ranks(
-        fewer, 3, ranks.TRAIN, *WORDS, "--strategy", strategy, DEPLOYKIT_FULL_WORLD_SIZE="4"
-    )
-    log = ranks.outputs(processes)[0]
+def test_three_of_four_ranks_have_the_losses_of_one_process(
+    strategy, three_of_four, once, tmp_path
+):
+    log, *_ = three_of_four.train(tmp_path, *WORDS, "--strategy", strategy)
+    one = once(1, *WORDS, "--strategy", "single")
     assert "3 of 4 ranks: 2 micro-batch(es) for the same global batch" in log
     assert len(ranks.losses(one)) == 6
-    assert ranks.losses(fewer) == pytest.approx(ranks.losses(one), rel=1e-6)
+    assert ranks.losses(tmp_path) == pytest.approx(ranks.losses(one), rel=1e-6)

@@ -1,5 +1,6 @@
 """Models that are not ours train as in a loop of ten lines, in every layout that accepts them."""
 
+import functools
 import re
 
 import pytest
@@ -97,10 +98,8 @@ def trained(pools, tmp_path):
     """The losses of a task in a layout, by step."""
 
     def train(layout, task, *options, task_options=()):
-        world, strategy, ways = layout
-        pools[world].train(
-            tmp_path, *words(task, task_options), "--strategy", strategy, *ways, *options
-        )
+        world, *given = arguments(layout, task, *options, task_options=task_options)
+        pools[world].train(tmp_path, *given)
         return losses(tmp_path)
 
     return train
@@ -111,11 +110,15 @@ def refused(pools, tmp_path):
     """The errors of all ranks with a task in a layout; none may wait for another."""
 
     def train(layout, task, *options, task_options=()):
-        world, strategy, ways = layout
-        arguments = (*words(task, task_options), "--strategy", strategy, *ways, *options)
-        return pools[world].try_to_train(tmp_path, *arguments)
+        world, *given = arguments(layout, task, *options, task_options=task_options)
+        return pools[world].try_to_train(tmp_path, *given)
 
     return train
+
+
+def arguments(layout, task, *options, task_options=()):
+    world, strategy, ways = layout
+    return world, *words(task, task_options), "--strategy", strategy, *ways, *options
 
 
 def words(task, task_options=()):
@@ -126,6 +129,7 @@ def words(task, task_options=()):
     )
 
 
+@functools.cache
 def by_hand(task, *task_options, shards=1, parts=1, steps=6):
     """The losses of a loop as in a tutorial, in one process, in so many parts of each batch."""
     seeds.seed_all(0)
@@ -196,31 +200,26 @@ def test_a_frozen_normalization_stays_frozen(trained, tmp_path, layout):
 
 @pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("task", ["jittered", "masked_inside", "jittered_stream"])
-def test_a_resumed_run_draws_the_same(pools, tmp_path, task, draw):
-    for folder, steps in (("whole", ["6"]), ("parts", ["3", "6"])):
-        for each in steps:
-            ways = ("--strategy", "single", "--checkpoint-steps", "1", "--steps", each)
-            pools[1].train(tmp_path / folder, *words(task, [f"draw={draw}"]), *ways)
-    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
-    assert len(losses(tmp_path / "whole")) == 6
+def test_a_resumed_run_draws_the_same(pools, once, tmp_path, task, draw):
+    given = (*words(task, [f"draw={draw}"]), "--strategy", "single", "--checkpoint-steps", "1")
+    for steps in ("3", "6"):
+        pools[1].train(tmp_path, *given, "--steps", steps)
+    assert losses(tmp_path) == losses(once(1, *given))
+    assert len(losses(tmp_path)) == 6
 
 
 @pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("task", ["jittered_stream", "split_by_chance"])
-def test_ranks_read_the_same_stream_and_split_alike(pools, tmp_path, task, draw):
-    for folder, ranks in (("one", 1), ("two", 2)):
-        ways = ("--strategy", "ddp")
-        pools[ranks].train(tmp_path / folder, *words(task, [f"draw={draw}"]), *ways)
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=ROUNDING)
+def test_ranks_read_the_same_stream_and_split_alike(once, task, draw):
+    one, two = (once(n, *words(task, [f"draw={draw}"]), "--strategy", "ddp") for n in (1, 2))
+    assert losses(two) == pytest.approx(losses(one), rel=ROUNDING)
 
 
 @pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_workers_draw_the_same(pools, tmp_path, workers, draw):
-    for folder, number in (("none", "0"), ("some", workers)):
-        ways = ("--strategy", "single", "--workers", number)
-        pools[1].train(tmp_path / folder, *words("jittered", [f"draw={draw}"]), *ways)
-    assert losses(tmp_path / "some") == losses(tmp_path / "none")
+def test_workers_draw_the_same(once, workers, draw):
+    given = (*words("jittered", [f"draw={draw}"]), "--strategy", "single", "--workers")
+    assert losses(once(1, *given, workers)) == losses(once(1, *given, "0"))
 
 
 FOUR = {"fsdp": (4, "fsdp", ()), "zero2": (4, "zero2", ())}
@@ -289,22 +288,22 @@ def test_what_does_not_fit_is_one_sentence_on_every_rank(refused, layout, task, 
 
 @pytest.mark.parametrize("workers", ["1", "2", "3"])
 @pytest.mark.parametrize("layout", ["single", "ddp"])
-def test_a_stream_that_divides_itself_is_read_once(pools, tmp_path, layout, workers):
+def test_a_stream_that_divides_itself_is_read_once(once, layout, workers):
     """A pass has 6 batches, as many as steps."""
     world, strategy, _ = EVERY[layout]
-    for folder, number in (("none", "0"), ("some", workers)):
-        ways = ("--strategy", strategy, "--workers", number)
-        pools[world].train(tmp_path / folder, *words("dividing"), *ways)
-    assert losses(tmp_path / "some") == losses(tmp_path / "none")
-    assert len(losses(tmp_path / "some")) == 6
+    given = (*words("dividing"), "--strategy", strategy, "--workers")
+    some = losses(once(world, *given, workers))
+    assert some == losses(once(world, *given, "0"))
+    assert len(some) == 6
 
 
 @pytest.mark.parametrize(("kind", "warnings"), [("plain", 1), ("counted", 0)])
 @pytest.mark.parametrize("layout", ["ddp", "fsdp", "pp"])
-def test_a_loss_that_depends_on_the_division_of_a_batch_is_said(tmp_path, layout, kind, warnings):
-    world, strategy, ways = ALL[layout]
-    arguments = (*words("weighted", [f"kind={kind}"]), "--strategy", strategy, *ways)
-    texts = outputs(start_ranks(tmp_path, world, TRAIN, *arguments))
+def test_a_loss_that_depends_on_the_division_of_a_batch_is_said(
+    pools, tmp_path, layout, kind, warnings
+):
+    world, *given = arguments(ALL[layout], "weighted", task_options=[f"kind={kind}"])
+    texts = pools[world].train(tmp_path, *given)
     said = "warning: the loss of a batch is not the mean of the losses of its parts"
     assert "".join(texts).count(said) == warnings
 

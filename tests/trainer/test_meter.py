@@ -85,7 +85,7 @@ def test_waiting_for_a_slow_rank_counts_as_communication_only(lagging, strategy)
 
     # half of it: of the two steps that a line tells of, one waits, and a log does for the other
     assert waited > LAG / 4
-    assert max(last[part] for part in PARTS) < LAG / 4
+    assert max(last[part] for part in PARTS) < waited
     assert waited + sum(last[part] for part in PARTS) <= last["step_seconds"]
 
 
@@ -125,9 +125,9 @@ def test_a_timer_sums_sections_until_it_is_read():
     assert timer.lap() == {}
 
 
-def test_a_trace_of_chosen_steps_is_written_for_every_rank(tmp_path):
-    options = ("--steps", "6", "--profile", "3:4", "--no-tensorboard")
-    log = outputs(start_ranks(tmp_path, 2, TRAIN, *options))[0]
+@pytest.mark.xdist_group("trainer")
+def test_a_trace_of_chosen_steps_is_written_for_every_rank(pools, tmp_path):
+    log, _ = pools[2].train(tmp_path, "--steps", "6", "--profile", "3:4", "--no-tensorboard")
 
     assert "trace of steps 3 to 4 written to" in log
     for rank in range(2):

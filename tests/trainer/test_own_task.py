@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+import evaluate
 from tests.nightly import few
-from tests.trainer.ranks import ENTRYPOINTS, TRAIN, lines, losses, outputs, start, train_alone
+from tests.trainer.ranks import TRAIN, call, latest, lines, losses, outputs, start
 from trainer.arguments import parse
 from trainer.checkpoint import checkpointer as checkpoint
 
@@ -21,18 +22,10 @@ def words(task, *more):
     return ("--task", f"{TASKS}:{task}", "--no-tensorboard", *STEPS, *more)
 
 
-@pytest.fixture(scope="module")
-def alone(pools, tmp_path_factory):
-    """By task, the losses of one process; each trained once."""
-    done = {}
-
-    def losses_of(*task):
-        if task not in done:
-            done[task] = folder = tmp_path_factory.mktemp("alone")
-            pools[1].train(folder, *words(*task, "--strategy", "single"))
-        return losses(done[task])
-
-    return losses_of
+@pytest.fixture
+def alone(once):
+    """The losses of a task in one process."""
+    return lambda *task: losses(once(1, *words(*task, "--strategy", "single")))
 
 
 @pytest.mark.parametrize("strategy", few(DATA_PARALLEL, "ddp", "zero3"))
@@ -116,13 +109,12 @@ def test_a_stream_goes_on_where_it_was(four, alone, tmp_path, workers):
 @pytest.mark.parametrize(
     ("before", "after"), [("single", "single"), ("ddp", "zero3"), ("zero2", "ddp")]
 )
-def test_a_run_with_unused_frozen_and_tied_parameters_resumes(four, alone, tmp_path, before, after):
+def test_a_run_with_unused_frozen_and_tied_parameters_resumes(
+    pools, alone, tmp_path, before, after
+):
     for strategy, steps in ((before, "5"), (after, "12")):
-        arguments = words("language", "--strategy", strategy, "--steps", steps)
-        if strategy == "single":
-            train_alone(tmp_path, *arguments)
-        else:
-            four.train(tmp_path, *arguments)
+        pool = pools[1 if strategy == "single" else 4]
+        pool.train(tmp_path, *words("language", "--strategy", strategy, "--steps", steps))
     assert losses(tmp_path) == pytest.approx(alone("language"), rel=ROUNDING)
 
 
@@ -146,21 +138,22 @@ def test_the_scores_are_freed_before_the_backward_pass(four, tmp_path, strategy)
     assert len(losses(tmp_path)) == 12
 
 
-def test_the_statistics_of_a_checkpoint_are_the_mean_of_all_ranks(four, tmp_path):
+def test_the_statistics_of_a_checkpoint_are_the_mean_of_all_ranks(four, once, tmp_path):
     """With one update per run, the mean of the ranks' means is the mean of all samples."""
-    options = ("--steps", "1", "--batch-size", "96")
-    four.train(tmp_path / "four", *words("normalized", *options, "--strategy", "zero2"))
-    train_alone(tmp_path / "one", *words("normalized", *options, "--strategy", "single"))
-    four_ranks, one = (
-        checkpoint.read(checkpoint.find_latest(tmp_path / name / "checkpoints").path)
-        for name in ("four", "one")
-    )
-    name = "model.body.1.running_mean"
-    torch.testing.assert_close(four_ranks[name], one[name])
+    options = words("normalized", "--steps", "1", "--batch-size", "96")
+    four.train(tmp_path, *options, "--strategy", "zero2")
+    one = once(1, *options, "--strategy", "single")
+    assert_equal_statistics(tmp_path, one, "running_mean")
+
+
+def assert_equal_statistics(folder, other, *names):
+    made, expected = (checkpoint.read(latest(each)) for each in (folder, other))
+    for name in names:
+        torch.testing.assert_close(*(each[f"model.body.1.{name}"] for each in (made, expected)))
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero3", "hsdp"])
-def test_synchronized_batch_normalization_is_that_of_one_process(four, alone, tmp_path, strategy):
+def test_synchronized_batch_normalization_is_that_of_one_process(four, once, tmp_path, strategy):
     """Losses, and the statistics in a checkpoint.
 
     By SGD: the bias before a normalization has no gradient but rounding, which AdamW enlarges.
@@ -168,34 +161,25 @@ def test_synchronized_batch_normalization_is_that_of_one_process(four, alone, tm
     shard = ("--shard-ranks", "2") if strategy == "hsdp" else ()
     synchronized = ("--sync-batchnorm", "--batch-size", "32", "--lr", "0.01", "--optimizer", "sgd")
     four.train(tmp_path, *words("normalized", *synchronized, "--strategy", strategy, *shard))
-    folder = tmp_path / "one"
-    train_alone(folder, *words("normalized", *synchronized, "--strategy", "single"))
+    one = once(1, *words("normalized", *synchronized, "--strategy", "single"))
 
-    assert losses(tmp_path) == pytest.approx(losses(folder), rel=ROUNDING)
-    made, expected = (
-        checkpoint.read(checkpoint.find_latest(path / "checkpoints").path)
-        for path in (tmp_path, folder)
-    )
-    for name in ("running_mean", "running_var", "num_batches_tracked"):
-        torch.testing.assert_close(*(each[f"model.body.1.{name}"] for each in (made, expected)))
+    assert losses(tmp_path) == pytest.approx(losses(one), rel=ROUNDING)
+    assert_equal_statistics(tmp_path, one, "running_mean", "running_var", "num_batches_tracked")
 
 
-def test_without_it_batch_normalization_depends_on_the_ranks(four, tmp_path):
+def test_without_it_batch_normalization_depends_on_the_ranks(four, once, tmp_path):
     options = words("normalized", "--batch-size", "32", "--lr", "0.01")
     four.train(tmp_path, *options, "--strategy", "ddp")
-    train_alone(tmp_path / "one", *options, "--strategy", "single")
+    one = once(1, *options, "--strategy", "single")
 
-    assert losses(tmp_path)[12] != pytest.approx(losses(tmp_path / "one")[12], rel=1e-3)
+    assert losses(tmp_path)[12] != pytest.approx(losses(one)[12], rel=1e-3)
 
 
-def test_an_evaluation_does_not_import_the_task_that_a_checkpoint_names(tmp_path):
+def test_an_evaluation_does_not_import_the_task_that_a_checkpoint_names(pools, tmp_path):
     """A checkpoint is untrusted."""
-    options = ("--strategy", "single", "--steps", "1")
-    train_alone(tmp_path, *words("sequence", *options))
-    program = [str(ENTRYPOINTS / "evaluate.py"), "checkpoints"]
-    (text,) = outputs([start(program, tmp_path)], code=1)
-    assert "it is of a task of your own" in text
-    assert "Traceback" not in text
+    pools[1].train(tmp_path, *words("sequence", "--strategy", "single", "--steps", "1"))
+    with pytest.raises(SystemExit, match="it is of a task of your own"):
+        call(evaluate, tmp_path / "checkpoints", tmp_path)
 
 
 def test_a_mistake_in_your_code_keeps_its_traceback(tmp_path):
@@ -217,11 +201,11 @@ def test_a_mistake_in_your_code_keeps_its_traceback(tmp_path):
         (f"{TASKS}:plateau", "ReduceLROnPlateau needs the validation loss"),
     ],
 )
-def test_a_task_that_cannot_be_used_is_one_line(tmp_path, task, message):
-    (text,) = outputs([start([TRAIN, "--task", task, "--strategy", "single"], tmp_path)], code=1)
-    assert "Traceback" not in text
-    assert text.startswith("train.py: error: ")
-    assert message in text
+def test_a_task_that_cannot_be_used_is_one_line(pools, tmp_path, task, message):
+    (error,) = pools[1].try_to_train(tmp_path, "--task", task, "--strategy", "single")
+    assert error.startswith("ConfigError: ")
+    assert message in error
+    assert "\n" not in error
 
 
 @pytest.mark.parametrize(

@@ -39,18 +39,12 @@ def text(tmp_path_factory):
     return ("--text", str(write_help_topics(tmp_path_factory.mktemp("text") / "text", 24_000)))
 
 
-@pytest.fixture(scope="module")
-def trained(pools, text, tmp_path_factory):
-    """The folder of a run on so many ranks, trained on first use."""
-    folders = {}
+@pytest.fixture
+def trained(once, text):
+    """The folder of a run on so many ranks."""
 
     def folder(world, *options, steps=STEPS, double=False):
-        key = (world, options, steps, double)
-        if key not in folders:
-            folders[key] = tmp_path_factory.mktemp("run")
-            given = (*COMMON, *text, *options, "--steps", str(steps))
-            pools[world].train(folders[key], *given, double=double)
-        return folders[key]
+        return once(world, *COMMON, *text, *options, "--steps", str(steps), double=double)
 
     return folder
 

@@ -24,7 +24,6 @@ LAYOUTS = {
     "ddp, not deferred": ("--task-option", "deferred=no"),
     "hsdp --shard-ranks 2, not deferred": ("--task-option", "deferred=no"),
 }
-EXPORT = str(ranks.ENTRYPOINTS / "export.py")
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +71,12 @@ def test_a_resumed_run_keeps_what_it_has_learned(pretrained, tmp_path):
     assert [*ranks.losses(tmp_path)] == [1, 2, 3]
 
 
-def test_weights_of_a_task_of_ones_own_are_exported(tmp_path):
+def test_weights_of_a_task_of_ones_own_are_exported(tmp_path, capsys):
     ranks.train_alone(tmp_path, *words("decoder", "single"))
-    (said,) = ranks.outputs(
-        [ranks.start([EXPORT, "checkpoints", "--weights", "--output", "model"], tmp_path)]
-    )
+    ranks.call(export, tmp_path / "checkpoints", tmp_path / "model", "--weights")
     exported = load_file(tmp_path / "model" / "model.safetensors")
 
-    assert "model: model.safetensors with 28 tensors" in said
+    assert "model: model.safetensors with 28 tensors" in capsys.readouterr().out
     model = Decoder()
     model.load_state_dict(exported)
     assert exported["blocks.0.up.weight"].equal(weights(tmp_path)["model.blocks.0.up.weight"])
@@ -136,15 +133,15 @@ def reshaped(state):
         (reshaped, "have norm.bias with shape (3,), the model with (32,)"),
     ],
 )
-def test_other_weights_are_refused(change, message, pretrained, tmp_path):
+def test_other_weights_are_refused(change, message, pretrained, pools, tmp_path):
     state = {name: value.clone() for name, value in pretrained[0].items()}
     change(state)
     save_file(state, tmp_path / "model.safetensors")
     given = words("decoder", "single", "--init-from", str(tmp_path))
-    (text,) = ranks.outputs([ranks.start([ranks.TRAIN, *given], tmp_path / "run")], code=1)
+    (error,) = pools[1].try_to_train(tmp_path / "run", *given)
 
-    assert text.startswith(f"train.py: error: --init-from {tmp_path}: ")
-    assert message in text
+    assert error.startswith(f"ConfigError: --init-from {tmp_path}: ")
+    assert message in error
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import threading
 import pytest
 
 import train
-from tests.trainer.dropout import load_with_dropout
 from tests.trainer.ranks import (
     FOUR_EPOCHS,
     TRAIN,
@@ -19,7 +18,6 @@ from tests.trainer.ranks import (
     start,
     start_ranks,
     train_alone,
-    train_ranks,
     train_with_signal,
     weights,
 )
@@ -54,7 +52,7 @@ def test_two_halves_equal_the_whole(one_rank, tmp_path, monkeypatch, capsys):
     assert weights(tmp_path).equal(weights(one_rank))
 
 
-def test_sigterm_to_one_rank_stops_all_and_resuming_continues_exactly(two_ranks, tmp_path):
+def test_sigterm_to_one_rank_stops_all_and_resuming_continues_exactly(two_ranks, pools, tmp_path):
     program = train_with_signal(tmp_path, rank=1, step=5, number=signal.SIGTERM)
     stopped = outputs(start_ranks(tmp_path, 2, program, *FOUR_EPOCHS), code=75)[0]
 
@@ -63,7 +61,7 @@ def test_sigterm_to_one_rank_stops_all_and_resuming_continues_exactly(two_ranks,
     assert step == 6
     assert "test accuracy" not in stopped
 
-    resumed = train_ranks(tmp_path, 2, *FOUR_EPOCHS)
+    resumed, _ = pools[2].train(tmp_path, *FOUR_EPOCHS)
 
     assert f"resumed from {path} after {step} steps (restart 0)" in resumed
     assert lines(tmp_path) == lines(two_ranks)
@@ -147,10 +145,10 @@ def test_other_settings_are_refused(options, one_rank, tmp_path):
 
 
 def test_checkpoints_that_cannot_be_read_end_the_run_rather_than_start_it_again(tmp_path):
-    train_ranks(tmp_path, 1, *FOUR_EPOCHS, "--epochs", "1")
+    train_alone(tmp_path, *FOUR_EPOCHS, "--epochs", "1")
     before = lines(tmp_path)
     (latest(tmp_path) / ".metadata").unlink()
-    text = outputs(start_ranks(tmp_path, 1, TRAIN, *FOUR_EPOCHS), code=65)[0]
+    text = outputs([start([TRAIN, *FOUR_EPOCHS], tmp_path)], code=65)[0]
     assert "train.py: error: no checkpoint in " in text
     assert "can be read (step-00000017: .metadata is missing). Restore one from a copy; " in text
     assert "Traceback" not in text
@@ -178,26 +176,18 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     assert saved_step(tmp_path) == 34
 
 
-def test_dropout_continues_where_it_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr(train.tasks, "load", load_with_dropout)
-    train_alone(tmp_path / "whole", *FOUR_EPOCHS, "--epochs", "2")
-    train_alone(tmp_path / "halves", *FOUR_EPOCHS, "--epochs", "1")
-    train_alone(tmp_path / "halves", *FOUR_EPOCHS, "--epochs", "2")
+def test_dropout_continues_where_it_stopped(tmp_path):
+    words = (*FOUR_EPOCHS, "--task", "tests.trainer.dropout:task", "--batch-size", "64")
+    for folder, epochs in (("whole", "2"), ("halves", "1"), ("halves", "2")):
+        train_alone(tmp_path / folder, *words, "--epochs", epochs)
 
     assert losses(tmp_path / "halves") == losses(tmp_path / "whole")
     assert weights(tmp_path / "halves").equal(weights(tmp_path / "whole"))
 
 
-def test_dropout_differs_between_ranks_and_steps(tmp_path):
-    options = (
-        "--strategy",
-        "manual",
-        "--steps",
-        "3",
-        "--no-tensorboard",
-    )  # DDP tries a batch first
-    program = ("-m", "tests.trainer.dropout", *options)
-    texts = outputs(start_ranks(tmp_path, 2, *program))
+def test_dropout_differs_between_ranks_and_steps(pools, tmp_path):
+    given = ("--task", "tests.trainer.dropout:task", "--steps", "3", "--no-tensorboard")
+    texts = pools[2].train(tmp_path, *given, "--strategy", "manual")  # DDP tries a batch first
     kept = [re.findall(r"kept ([01]{32})", text) for text in texts]
 
     assert list(map(len, kept)) == [3, 3]

@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from tests.trainer.own_tasks import Points
-from tests.trainer.ranks import losses, outputs, start_ranks
+from tests.trainer.ranks import losses
 from trainer.checkpoint import stored_state
 from trainer.errors import ConfigError, InvalidFile
 from trainer.task import Task
@@ -85,18 +85,10 @@ def unpicklable(_options):
     return Task(Unpicklable, Points(96), loss=functional.mse_loss)
 
 
-def train(folder, world, strategy, steps, name="task", code=0):
+def words(strategy, steps, name="task"):
     own = ("--task", f"tests.trainer.test_stored_state:{name}", "--strategy", strategy)
     given = ("--batch-size", "24", "--log-every", "1", "--no-tensorboard", "--epochs", "9")
-    program = ("-m", "train", *own, *given, "--steps", str(steps))
-    return outputs(start_ranks(folder, world, *program), code)[0]
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("uninterrupted")
-    train(folder, 1, "single", 12)
-    return losses(folder)
+    return (*own, *given, "--steps", steps)
 
 
 LAYOUTS = ("1 single, 1 single", "2 ddp, 2 zero1", "2 fsdp, 2 zero2", "2 zero1, 1 single")
@@ -104,18 +96,20 @@ LAYOUTS = ("1 single, 1 single", "2 ddp, 2 zero1", "2 fsdp, 2 zero2", "2 zero1, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layouts", LAYOUTS)
-def test_numbers_and_objects_are_resumed_in_every_layout(layouts, uninterrupted, tmp_path):
-    for layout, steps in zip(layouts.split(", "), (6, 12), strict=True):
+def test_numbers_and_objects_are_resumed_in_every_layout(layouts, pools, once, tmp_path):
+    for layout, steps in zip(layouts.split(", "), ("6", "12"), strict=True):
         world, strategy = layout.split()
-        text = train(tmp_path, int(world), strategy, steps)
-    assert "after 6 steps (restart 0)" in text
+        printed = pools[int(world)].train(tmp_path, *words(strategy, steps))
+    assert "after 6 steps (restart 0)" in printed[0]
+    uninterrupted = losses(once(1, *words("single", "12")))
     assert losses(tmp_path) == pytest.approx(uninterrupted, rel=1e-5)
 
 
-def test_extra_state_that_no_checkpoint_can_hold_is_refused_before_training(tmp_path):
-    text = train(tmp_path, 1, "single", 2, "unpicklable", code=1)
-    assert "get_extra_state() is a builtin_function_or_method, which no checkpoint can hold" in text
-    assert "Traceback" not in text
+def test_extra_state_that_no_checkpoint_can_hold_is_refused_before_training(pools, tmp_path):
+    (error,) = pools[1].try_to_train(tmp_path, *words("single", "2", "unpicklable"))
+    reason = "get_extra_state() is a builtin_function_or_method, which no checkpoint can hold"
+    assert error.startswith("ConfigError: ")
+    assert reason in error
 
 
 VALUES = {

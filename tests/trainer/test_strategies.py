@@ -182,19 +182,12 @@ def tasks(tmp_path_factory):
     }
 
 
-@pytest.fixture(scope="module")
-def alone(pools, tasks, tmp_path_factory):
-    """The folder of a run of one process, trained on first use."""
-    folders = {}
+@pytest.fixture
+def alone(once, tasks):
+    """The folder of a run of one process."""
 
     def folder(task, *options, double=False):
-        key = (task, options, double)
-        if key not in folders:
-            folders[key] = tmp_path_factory.mktemp("alone")
-            pools[1].train(
-                folders[key], *tasks[task], "--strategy", "single", *options, double=double
-            )
-        return folders[key]
+        return once(1, *tasks[task], "--strategy", "single", *options, double=double)
 
     return folder
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.trainer.ranks import TRAIN, losses, outputs, start_ranks
+from tests.trainer.ranks import losses
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
 
@@ -12,9 +12,9 @@ WORDS = ("--task", "tests.trainer.tensor_dropout:task", "--strategy", "tp", "--n
 STEPS = ("--steps", "3", "--log-every", "1", "--batch-size", "8")
 
 
-def masks(folder, *options):
+def masks(pools, folder, *options):
     """What each of two ranks kept, in order: within the sharded layers, and outside."""
-    texts = outputs(start_ranks(folder, 2, TRAIN, *WORDS, *STEPS, *options))
+    texts = pools[2].train(folder, *WORDS, *STEPS, *options)
     found = [re.findall(r"^(within|outside) ([01]+)$", text, re.MULTILINE) for text in texts]
     return [
         {place: [mask for where, mask in one if where == place] for place in ("within", "outside")}
@@ -25,8 +25,8 @@ def masks(folder, *options):
 @pytest.mark.parametrize(
     "kind", [(), ("--task-option", "function=yes")], ids=["module", "function"]
 )
-def test_masks_are_common_or_of_each_rank(tmp_path, kind):
-    first, second = masks(tmp_path, *kind)
+def test_masks_are_common_or_of_each_rank(pools, tmp_path, kind):
+    first, second = masks(pools, tmp_path, *kind)
 
     assert first["outside"] == second["outside"]
     assert len(first["outside"]) >= 6
@@ -35,9 +35,9 @@ def test_masks_are_common_or_of_each_rank(tmp_path, kind):
     assert {len(mask) for mask in first["within"]} == {32}
 
 
-def test_layers_that_are_computed_again_drop_the_same(tmp_path):
-    once = masks(tmp_path / "once")[1]
-    again = masks(tmp_path / "again", "--checkpoint-activations")[1]
+def test_layers_that_are_computed_again_drop_the_same(pools, tmp_path):
+    once = masks(pools, tmp_path / "once")[1]
+    again = masks(pools, tmp_path / "again", "--checkpoint-activations")[1]
 
     assert {*again["within"]} == {*once["within"]}
     assert len(again["within"]) > len(once["within"])

@@ -2,24 +2,14 @@
 
 import json
 import resource
-import subprocess
-import sys
 
 import pytest
 
 import evaluate
+import export
 from tests.trainer import attacks
 from tests.trainer.attacks import skip_messages
-from tests.trainer.ranks import (
-    ENTRYPOINTS,
-    FOUR_EPOCHS,
-    TRAIN,
-    latest,
-    outputs,
-    start_ranks,
-    train_alone,
-    weights,
-)
+from tests.trainer.ranks import FOUR_EPOCHS, call, latest, train_alone, weights
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
 
@@ -50,10 +40,10 @@ def test_resuming_runs_no_code_and_uses_the_previous_one(
 
 
 @pytest.mark.parametrize("attack", attacks.ATTACKS)
-def test_two_ranks_run_no_code_and_use_the_previous_one(attack, two_ranks, tmp_path, canary):
+def test_two_ranks_run_no_code_and_use_the_previous_one(attack, two_ranks, pools, tmp_path, canary):
     attacks.copied(two_ranks / "checkpoints", tmp_path / "checkpoints")
     attack(latest(tmp_path), canary)
-    log = outputs(start_ranks(tmp_path, 2, TRAIN, *FOUR_EPOCHS))[0]
+    log, _ = pools[2].train(tmp_path, *FOUR_EPOCHS)
 
     assert not ran(canary)
     assert len(skip_messages(log)) == 1
@@ -61,43 +51,38 @@ def test_two_ranks_run_no_code_and_use_the_previous_one(attack, two_ranks, tmp_p
     assert weights(tmp_path).equal(weights(two_ranks))
 
 
+PROGRAMS = {evaluate: "evaluation.json", export: "model.json"}
+"""To a file that each writes, with the step of the checkpoint."""
+EACH_PROGRAM = pytest.mark.parametrize("program", PROGRAMS, ids=["evaluate", "export"])
+
+
 @pytest.mark.parametrize("attack", attacks.ATTACKS)
-@pytest.mark.parametrize("program", ["evaluate", "export"])
+@EACH_PROGRAM
 def test_evaluating_and_exporting_run_no_code_and_use_the_previous_one(
-    program, attack, one_rank, tmp_path, canary
+    program, attack, one_rank, tmp_path, canary, capsys
 ):
     folder = attacks.copied(one_rank / "checkpoints", tmp_path / "checkpoints")
     attack(latest(tmp_path), canary)
-    done = run(program, folder, "--output", tmp_path / "out")
+    call(program, folder, tmp_path / "out")
 
     assert not ran(canary)
-    assert (done.returncode, len(skip_messages(done.stdout))) == (0, 1), done.stderr
-    name = {"evaluate": "evaluation.json", "export": "model.json"}[program]
-    assert json.loads((tmp_path / "out" / name).read_text())["step"] == 51
+    assert len(skip_messages(capsys.readouterr().out)) == 1
+    assert json.loads((tmp_path / "out" / PROGRAMS[program]).read_text())["step"] == 51
 
 
-@pytest.mark.parametrize("program", ["evaluate", "export"])
+@EACH_PROGRAM
 def test_without_a_usable_checkpoint_the_program_ends_with_an_error(
     program, one_rank, tmp_path, canary
 ):
     folder = attacks.copied(one_rank / "checkpoints", tmp_path / "checkpoints")
     for path in folder.iterdir():
         attacks.dotted_name(path, canary)
-    done = run(program, folder, "--output", tmp_path / "out")
+    with pytest.raises(SystemExit) as ended:  # Python prints it, and exits with code 1
+        call(program, folder, tmp_path / "out")
 
     assert not ran(canary)
-    assert done.returncode == 1
-    assert f"{program}.py: error: none of the 2 checkpoints in {folder} can be" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def run(program, *arguments):
-    return subprocess.run(
-        [sys.executable, ENTRYPOINTS / f"{program}.py", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    why = f"{program.__name__}.py: error: none of the 2 checkpoints in {folder} can be"
+    assert str(ended.value).startswith(why)
 
 
 def test_a_checkpoint_of_another_model_is_skipped(one_rank, tmp_path, capsys):

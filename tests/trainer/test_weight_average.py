@@ -11,30 +11,26 @@ pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
 
 TASKS = "tests.trainer.own_tasks"
 DECAY = 0.8
-LAYOUTS = {
-    "ddp": (),
-    "zero1": (),
-    "zero2": (),
-    "zero3": (),
+LAYOUTS = dict.fromkeys(("single", "ddp", "zero1", "zero2", "zero3"), ()) | {
     "hsdp": ("--shard-ranks", "2"),
     "fsdp-tp": ("--tensor-parallel", "2"),
 }
+SAVING = ("--checkpoint-steps", "1", "--keep", "9")
 
 
 def words(strategy, *more):
     task = ("--task", f"{TASKS}:decoder", "--no-tensorboard", "--epochs", "9", "--batch-size", "16")
-    return (*task, "--strategy", strategy, "--log-every", "1", "--steps", "6", *more)
+    ways = ("--strategy", strategy, *LAYOUTS[strategy])
+    return (*task, *ways, "--log-every", "1", "--steps", "6", *more)
 
 
 def average(*more):
     return ("--ema", str(DECAY), *more)
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("alone")
-    ranks.train_alone(folder, *words("single", *average("--checkpoint-steps", "1", "--keep", "9")))
-    return folder
+@pytest.fixture
+def alone(once):
+    return once(1, *words("single", *average(*SAVING)))
 
 
 def states(folder):
@@ -59,19 +55,19 @@ def validation(folder):
     return [line["val_loss"] for line in ranks.all_lines(folder) if "val_loss" in line]
 
 
-@pytest.mark.parametrize("layout", few(LAYOUTS, "ddp", "zero2", "fsdp-tp"))
+@pytest.mark.parametrize("layout", few([*LAYOUTS][1:], "ddp", "zero2", "fsdp-tp"))
 def test_every_layout_evaluates_the_average_and_trains_the_weights(layout, four, alone, tmp_path):
-    four.train(tmp_path, *words(layout, *average(), *LAYOUTS[layout]))
+    four.train(tmp_path, *words(layout, *average()))
 
     assert ranks.losses(tmp_path) == pytest.approx(ranks.losses(alone), rel=1e-6)
     assert validation(tmp_path) == pytest.approx(validation(alone), rel=1e-6)
 
 
-def test_the_average_differs_from_the_weights_in_evaluation(alone, tmp_path):
-    ranks.train_alone(tmp_path, *words("single"))
+def test_the_average_differs_from_the_weights_in_evaluation(alone, once):
+    without = once(1, *words("single"))
 
-    assert ranks.losses(tmp_path) == ranks.losses(alone)
-    assert validation(tmp_path)[-1] != pytest.approx(validation(alone)[-1], rel=1e-4)
+    assert ranks.losses(without) == ranks.losses(alone)
+    assert validation(without)[-1] != pytest.approx(validation(alone)[-1], rel=1e-4)
 
 
 def test_a_resumed_run_goes_on_with_the_average(four, alone, tmp_path):
@@ -89,15 +85,11 @@ def test_exported_weights_are_the_average(alone):
 
 
 @pytest.mark.parametrize("strategy", ["single", "zero1", "zero3", "fsdp-tp"])
-def test_a_parameter_has_settings_of_its_own(strategy, four, tmp_path):
+def test_a_parameter_has_settings_of_its_own(strategy, pools, tmp_path):
     """A learning rate of 0 leaves a parameter as it was."""
     options = ("--task-option", "still=embed", "--task-option", "deferred=no")
-    more = ("--tensor-parallel", "2") if strategy == "fsdp-tp" else ()
-    saving = ("--checkpoint-steps", "1", "--keep", "9")
-    if strategy == "single":
-        ranks.train_alone(tmp_path, *words(strategy, *options, *saving))
-    else:
-        four.train(tmp_path, *words(strategy, *options, *more, *saving))
+    pool = pools[1 if strategy == "single" else 4]
+    pool.train(tmp_path, *words(strategy, *options, *SAVING))
     saved = states(tmp_path)
 
     assert saved[1]["model.embed.weight"].equal(saved[6]["model.embed.weight"])

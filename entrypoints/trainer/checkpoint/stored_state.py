@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from trainer.errors import ConfigError, InvalidFile
+from trainer.parallel.process_group import refuse_together
 
 NUMBER, OBJECT = "number.", "object."
 Stored = Mapping[str, tuple[torch.dtype, torch.Size]]
@@ -69,10 +70,7 @@ def check_extra_state(model: nn.Module) -> None:
             _encoded(f"{name}.get_extra_state()".lstrip("."), module.get_extra_state())
         except ConfigError as error:
             problem = str(error)
-    problems = [problem] * distributed.get_world_size()
-    distributed.all_gather_object(problems, problem)
-    if any(problems):
-        raise ConfigError(next(filter(None, problems)))
+    refuse_together(problem)
 
 
 def with_extra_state(model: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable
-from statistics import median
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.measure.timing import WAITING
-from trainer.parallel.process_group import sum_over_ranks
+from trainer.parallel.process_group import gather
 from trainer.setup import Setup
 from trainer.task import call, is_integer
 
@@ -39,7 +39,7 @@ STRAGGLER_SECONDS = 0.005
 
 
 class _Measured(NamedTuple):
-    """A logged step on this rank: metrics of its own, and the values to sum over the ranks."""
+    """A logged step on this rank: metrics of its own, and the values that all ranks compare."""
 
     step: int
     metrics: dict[str, float]
@@ -98,31 +98,26 @@ class Meter:
         if self._flops and self._peak_flops:
             metrics["mfu"] = self._flops / elapsed / (self._peak_flops * self._context.world_size)
         in_schedule = schedule and schedule + computing + sections.get(WAITING, 0.0)
-        row = [loss, computing]
-        for own in (working, peak_memory(self._context.device), in_schedule):
-            column = [0.0] * self._context.world_size  # one for each rank; `collect` sums them
-            column[self._context.rank] = own
-            row += column
+        row = [loss, computing, working, peak_memory(self._context.device), in_schedule]
         self._measured.append(_Measured(step, metrics | others, row))
         self.start(step)
 
     def collect(self) -> list[tuple[int, dict[str, float]]]:
         """The steps measured since the last call, each with its metrics. Collective.
 
-        They are summed over the ranks together, because a collective takes as long as a small step.
-        The loss is the sum over the ranks. Times are seconds per step on rank 0; memory is in
-        bytes, the maximum over the ranks. The bubble of a pipeline is the mean share of the longest
-        schedule in which ranks do not compute.
+        They are gathered together, because a collective takes as long as a small step. The loss is
+        the sum over the ranks. Times are seconds per step on rank 0; memory is in bytes, the
+        maximum over the ranks. The bubble of a pipeline is the mean share of the longest schedule
+        in which ranks do not compute.
         """
         measured, self._measured = self._measured, []
         if not measured:
             return []
-        sums = sum_over_ranks(self._context, [value for each in measured for value in each.row])
-        width, world = len(measured[0].row), self._context.world_size
+        rows = torch.tensor([each.row for each in measured], dtype=torch.float64)
+        by_rank = gather(self._context, rows)
         collected = []
         for number, (step, metrics, _) in enumerate(measured):
-            loss, computing, *columns = sums[number * width : (number + 1) * width]
-            working, memory, schedule = (columns[n * world : (n + 1) * world] for n in range(3))
+            losses, computing, working, memory, schedule = by_rank[:, number].T.tolist()
             if straggler := find_straggler(working):
                 rank, ratio = straggler
                 self._context.log(
@@ -130,9 +125,9 @@ class Meter:
                     f"{working[rank] * 1000:.0f} ms per step, {ratio:.1f} times the median; "
                     "the other ranks wait for it"
                 )
-            shared = {"loss": loss, "memory_bytes": max(memory)}
+            shared = {"loss": sum(losses), "memory_bytes": max(memory)}
             if max(schedule):
-                shared["bubble"] = 1 - computing / world / max(schedule)
+                shared["bubble"] = 1 - fmean(computing) / max(schedule)
             collected.append((step, shared | metrics))
         return collected
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, _functional_collectives
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
 from torch.overrides import TorchFunctionMode
@@ -29,6 +29,7 @@ from trainer.errors import ConfigError
 from trainer.objective import Objective
 from trainer.parallel import shards
 from trainer.parallel.layers import evaluating
+from trainer.parallel.process_group import refuse_together
 from trainer.setup import Setup
 from trainer.task import Task, is_integer
 
@@ -43,15 +44,15 @@ TOLERANCES = {"fp32": 1e-4, "bf16": 0.1, "fp16": 0.02, "float8": 0.3}
 """By precision: how far outputs and loss may be from those of whole sequences, relative to the
 largest. Rounding leaves a hundredth of it."""
 
-_torch: Any = distributed  # these two have other names since torch 2.13
-_all_gather = getattr(_torch, "all_gather_single", None) or _torch.all_gather_into_tensor
-_reduce_scatter = getattr(_torch, "reduce_scatter_single", None) or _torch.reduce_scatter_tensor
+_torch: Any = _functional_collectives  # it has another name since torch 2.13
+_gather = getattr(_torch, "all_gather_single_autograd", None) or _torch.all_gather_tensor_autograd
 
 
 class ContextParallel:
     """Part `index` of the sequences of `group`, and the attention between the parts."""
 
-    def __init__(self, group: ProcessGroup, index: int) -> None:
+    def __init__(self, task: Task, group: ProcessGroup, index: int) -> None:
+        self.task = task
         self.group = group
         self.index = index
         self.size = group.size()
@@ -180,6 +181,120 @@ class ContextParallel:
             return mask[..., self.index * length : (self.index + 1) * length, :]
         return mask
 
+    def part(self, batch: Batch) -> Batch:
+        """Return the part of every sequence in a batch for this rank; all parts are as long.
+
+        Raises ConfigError if the sequences cannot be divided.
+        """
+        length = _length(batch)
+        if length % self.size:
+            longer = -(-length // self.size) * self.size
+            raise ConfigError(
+                f"--context-parallel {self.size} does not divide sequences of {length} positions: "
+                f"pad them, with targets of -100, to {longer} in the task's collate"
+            )
+        if self.window and length > self.window:
+            raise ConfigError(
+                f"--context-parallel does not support sliding-window attention, here {self.window} "
+                f"of {length} positions: use shorter sequences, or another strategy"
+            )
+        size = length // self.size
+        self.causal_mask(size)
+        inputs, targets = self._slice(batch, slice(self.index * size, (self.index + 1) * size))
+        count = self.task.targets_in(targets) * (batch.count > 0)
+        if self.task.count is None and not is_integer(targets):  # samples count in equal parts
+            count = torch.as_tensor(batch.count) / self.size
+        return Batch(inputs, targets, count, batch.total)
+
+    def _slice(self, batch: Batch, positions: slice) -> Any:
+        """Inputs and targets of these positions."""
+        both = (batch.inputs, batch.targets)
+        if self.task.slice_sequence is not None:
+            return self.task.slice_sequence(both, positions)
+        length = _length(batch)
+        return pytree.tree_map_only(Tensor, lambda leaf: _slice_leaf(leaf, length, positions), both)
+
+    def prepare(self, model: nn.Module, sample: Batch) -> None:
+        """Let `model` have positions in the whole sequence, in place. Collective.
+
+        Raises ConfigError, on all ranks, if it cannot be trained on parts of sequences.
+        """
+        problem = ""
+        try:
+            self._prepare(model, sample)
+        except ConfigError as error:  # of this rank's samples
+            problem = str(error)
+        refuse_together(problem)
+
+    def _prepare(self, model: nn.Module, sample: Batch) -> None:
+        has_positions = self.give_positions(model)
+        self.window = _window(model)
+        if self.task.slice_sequence is None:
+            _check_names(sample.inputs)
+            if not has_positions:
+                raise ConfigError(
+                    f"--context-parallel: no part of {type(model).__name__} takes {POSITIONS}, so "
+                    "a rank cannot tell it where its part of a sequence begins: add this "
+                    "parameter, of shape (1, sequence), to `forward`, or give Task.slice_sequence "
+                    "if positions are among the inputs"
+                )
+        leaves = pytree.tree_leaves(sample.targets)
+        if not any(isinstance(leaf, Tensor) and leaf.dim() > 1 for leaf in leaves):
+            raise ConfigError(
+                "--context-parallel requires a target for each position, not one for each sample: "
+                "choose another strategy, such as fsdp"
+            )
+        self.part(sample)
+
+    @torch.no_grad()
+    def check(self, model: nn.Module, setup: Setup) -> None:
+        """Compare parts of the sample's first positions with the whole, in evaluation. Collective.
+
+        Raises ConfigError if outputs, loss or number of targets differ, which finds what mixes
+        positions without `scaled_dot_product_attention`, and losses that shift their targets.
+        """
+        longest = _length(setup.sample) // self.size
+        length = min(longest, CHECKED * setup.layout.dims.tp)
+        inputs, targets = self._slice(setup.sample, slice(0, length * self.size))
+        whole = Batch(inputs, targets, self.task.targets_in(targets), 1)
+        part = self.part(whole)
+        before = self.calls
+        with evaluating(model):
+            with self.suspended():
+                expected = _results(setup.objective, model, whole)
+            found = _results(setup.objective, model, part)
+        called = self.calls > before
+        worst = self._worst_difference(expected, found, length, called=called)
+        if not called:
+            raise ConfigError(
+                "--context-parallel requires a model that calls scaled_dot_product_attention, and "
+                "this one does not: models of transformers do with attn_implementation='sdpa'"
+            )
+        if not worst <= TOLERANCES[setup.options.precision]:
+            raise ConfigError(
+                f"--context-parallel: outputs or loss differ by {worst:.1e} from those of whole "
+                "sequences. Something besides scaled_dot_product_attention mixes positions, the "
+                "model does not use its position_ids, or the loss shifts its targets: shift them "
+                "in the data, and choose another strategy for such models"
+            )
+
+    def _worst_difference(
+        self, expected: tuple[Any, Tensor], found: tuple[Any, Tensor], length: int, *, called: bool
+    ) -> float:
+        """How far outputs, loss and number of targets are off on any rank, relatively. Collective.
+
+        `found` has those of a part of this `length`. It is 1 if a rank has not `called` attention.
+        """
+        distributed.all_reduce(found[1], group=self.group)
+        differences = [_difference(*pair) for pair in zip(expected[1], found[1], strict=True)]
+        whole, own = (_scores(outputs) for outputs, _ in (expected, found))
+        if whole is not None and own is not None and whole.shape[1] == length * self.size:
+            first = self.index * length
+            differences.append(_difference(whole[:, first : first + length], own))
+        worst = torch.stack([*differences, differences[0].new_tensor(not called)]).max()
+        distributed.all_reduce(worst, distributed.ReduceOp.MAX)
+        return float(worst)
+
 
 class _Attention(TorchFunctionMode):
     """Calls `attend` for attention in its block, and any other function of torch as it is."""
@@ -220,62 +335,11 @@ def _check(query: Tensor, key: Tensor) -> None:
 
 
 def _whole(part: Tensor, group: ProcessGroup) -> Tensor:
-    """Gather parts (..., length, size) along the sequence."""
+    """Gather parts (..., length, size) along the sequence; gradients are summed over the ranks."""
     if torch.is_autocast_enabled(part.device.type):  # as attention would do it afterwards
         part = part.to(torch.get_autocast_dtype(part.device.type))
-    whole: Tensor = _Gather.apply(part, group)  # type: ignore[no-untyped-call]
-    return whole
-
-
-class _Gather(torch.autograd.Function):
-    """The parts of all ranks, one after the other; their gradients are summed over the ranks."""
-
-    @staticmethod
-    def forward(context: Any, part: Tensor, group: ProcessGroup) -> Tensor:
-        """Gather along the last dimension but one. Collective."""
-        context.group = group
-        parts = part.new_empty(group.size(), *part.shape)
-        _all_gather(parts.view(-1), part.reshape(-1), group=group)
-        return parts.movedim(0, -3).flatten(-3, -2)
-
-    @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """Sum the gradients of this rank's part. Collective."""
-        group: ProcessGroup = context.group
-        parts = gradients[0].unflatten(-2, (group.size(), -1)).movedim(-3, 0).contiguous()
-        own = torch.empty_like(parts[0])
-        _reduce_scatter(own.view(-1), parts.view(-1), group=group)
-        return own, None
-
-
-def part(batch: Batch, task: Task, context: ContextParallel) -> Batch:
-    """A rank's part of every sequence in a batch, with as many positions as the others have.
-
-    Raises ConfigError if the sequences cannot be divided so.
-    """
-    length = _length(batch)
-    if length % context.size:
-        longer = -(-length // context.size) * context.size
-        raise ConfigError(
-            f"--context-parallel {context.size} does not divide sequences of {length} positions: "
-            f"pad them, with targets of -100, to {longer} in the task's collate"
-        )
-    if context.window and length > context.window:
-        raise ConfigError(
-            f"--context-parallel does not support sliding-window attention, here {context.window} "
-            f"of {length} positions: use shorter sequences, or another strategy"
-        )
-    size = length // context.size
-    context.causal_mask(size)
-    inputs, targets = _slice(batch, task, slice(context.index * size, (context.index + 1) * size))
-    return Batch(inputs, targets, _count(batch, targets, task, context.size), batch.total)
-
-
-def _count(batch: Batch, targets: Any, task: Task, parts: int) -> int | Tensor:
-    """The targets that count in a part. Samples are counted in equal parts."""
-    if task.count is None and not is_integer(targets):
-        return torch.as_tensor(batch.count) / parts
-    return task.targets_in(targets) * (batch.count > 0)
+    parts: Tensor = _gather(part.contiguous(), 0, group)
+    return torch.cat(parts.chunk(group.size()), dim=-2)
 
 
 def _length(batch: Batch) -> int:
@@ -289,15 +353,6 @@ def _length(batch: Batch) -> int:
     )
 
 
-def _slice(batch: Batch, task: Task, positions: slice) -> Any:
-    """Inputs and targets of these positions."""
-    both = (batch.inputs, batch.targets)
-    if task.slice_sequence is not None:
-        return task.slice_sequence(both, positions)
-    length = _length(batch)
-    return pytree.tree_map_only(Tensor, lambda leaf: _slice_leaf(leaf, length, positions), both)
-
-
 def _slice_leaf(leaf: Tensor, length: int, positions: slice) -> Tensor:
     if leaf.dim() < 2:  # noqa: PLR2004 - one value for each sample
         return leaf
@@ -307,45 +362,6 @@ def _slice_leaf(leaf: Tensor, length: int, positions: slice) -> Tensor:
             f"(batch, {length}, ...) like the targets: give Task.slice_sequence"
         )
     return leaf[:, positions]
-
-
-def prepare(model: nn.Module, setup: Setup) -> None:
-    """Let `model` have positions in the whole sequence, in place. Collective.
-
-    Raises ConfigError, on all ranks, if it cannot be trained on parts of sequences.
-    """
-    problem = ""
-    try:
-        _prepare(model, setup)
-    except ConfigError as error:  # of this rank's samples
-        problem = str(error)
-    problems: list[str] = [""] * setup.context.world_size
-    distributed.all_gather_object(problems, problem)
-    if any(problems):
-        raise ConfigError(next(filter(None, problems)))
-
-
-def _prepare(model: nn.Module, setup: Setup) -> None:
-    context, task, sample = setup.context_parallel, setup.task, setup.sample
-    assert context is not None  # noqa: S101 - the caller asks first
-    has_positions = context.give_positions(model)
-    context.window = _window(model)
-    if task.slice_sequence is None:
-        _check_names(sample.inputs)
-        if not has_positions:
-            raise ConfigError(
-                f"--context-parallel: no part of {type(model).__name__} takes {POSITIONS}, so a "
-                "rank cannot tell it where its part of a sequence begins: add this parameter, of "
-                "shape (1, sequence), to `forward`, or give Task.slice_sequence if positions are "
-                "among the inputs"
-            )
-    leaves = pytree.tree_leaves(sample.targets)
-    if not any(isinstance(leaf, Tensor) and leaf.dim() > 1 for leaf in leaves):
-        raise ConfigError(
-            "--context-parallel requires a target for each position, not one for each sample: "
-            "choose another strategy, such as fsdp"
-        )
-    part(sample, task, context)
 
 
 def _window(model: nn.Module) -> int | None:
@@ -370,66 +386,11 @@ def _check_names(inputs: Any) -> None:
             )
 
 
-@torch.no_grad()
-def check(model: nn.Module, setup: Setup) -> None:
-    """Compare parts of the sample's first positions with the whole, in evaluation. Collective.
-
-    Raises ConfigError if outputs, loss or number of targets differ, which finds what mixes
-    positions without `scaled_dot_product_attention`, and losses that shift their targets.
-    """
-    context, task, sample = setup.context_parallel, setup.task, setup.sample
-    assert context is not None  # noqa: S101 - the caller asks first
-    longest = _length(sample) // context.size
-    length = min(longest, CHECKED * setup.layout.dims.tp)
-    inputs, targets = _slice(sample, task, slice(0, length * context.size))
-    whole = Batch(inputs, targets, task.targets_in(targets), 1)
-    own = part(whole, task, context)
-    before = context.calls
-    with evaluating(model):
-        with context.suspended():
-            expected = _results(setup.objective, model, whole)
-        results = _results(setup.objective, model, own)
-    calls = context.calls - before
-    _raise_if_unequal(setup, expected, results, length=length, calls=calls)
-
-
 def _results(objective: Objective, model: nn.Module, batch: Batch) -> tuple[Any, Tensor]:
     """Outputs; loss and number of targets."""
     outputs = shards.whole(objective.outputs(model, batch.inputs))
     loss = objective.loss(outputs, batch)
     return outputs, torch.stack([loss, torch.as_tensor(batch.count).to(loss)])
-
-
-def _raise_if_unequal(
-    setup: Setup,
-    expected: tuple[Any, Tensor],
-    results: tuple[Any, Tensor],
-    *,
-    length: int,
-    calls: int,
-) -> None:
-    context = setup.context_parallel
-    assert context is not None  # noqa: S101 - the caller asks first
-    distributed.all_reduce(results[1], group=context.group)
-    first = context.index * length
-    differences = [_difference(*pair) for pair in zip(expected[1], results[1], strict=True)]
-    whole, own = (_scores(outputs) for outputs, _ in (expected, results))
-    if whole is not None and own is not None and whole.shape[1] == length * context.size:
-        differences.append(_difference(whole[:, first : first + length], own))
-    worst = torch.stack([*differences, torch.tensor(float(calls == 0)).to(differences[0])]).max()
-    distributed.all_reduce(worst, distributed.ReduceOp.MAX)
-    if calls == 0:
-        raise ConfigError(
-            "--context-parallel requires a model that calls scaled_dot_product_attention, and this "
-            "one does not: models of transformers do with attn_implementation='sdpa'"
-        )
-    if not float(worst) <= TOLERANCES[setup.options.precision]:
-        raise ConfigError(
-            f"--context-parallel: outputs or loss differ by {float(worst):.1e} from those of whole "
-            "sequences. Something besides scaled_dot_product_attention mixes positions, the model "
-            "does not use its position_ids, or the loss shifts its targets: shift them in the "
-            "data, and choose another strategy for such models"
-        )
 
 
 def _difference(expected: Tensor, actual: Tensor) -> Tensor:

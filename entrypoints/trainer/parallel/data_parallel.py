@@ -133,9 +133,7 @@ def _has_unused_parameters(model: nn.Module, setup: Setup) -> bool:
         return False
     objective, sample = setup.objective, setup.sample
     if setup.context_parallel is not None:
-        from trainer.parallel import context_parallel
-
-        sample = context_parallel.part(sample, setup.task, setup.context_parallel)
+        sample = setup.context_parallel.part(sample)
 
     def loss() -> Tensor:
         return objective.loss(objective.outputs(model, sample.inputs), sample)

@@ -162,7 +162,7 @@ class Layout:
         self.context = context
         self.preset = STRATEGIES[options.strategy]
         self.dims = _dims(options, self.preset, context)
-        if problems := [*_problems(options, self.preset, self.dims, context)]:
+        if problems := [*_problems(self)]:
             raise ConfigError("; ".join(problems))
         self.position = self.dims.position(context.rank)
 
@@ -193,6 +193,16 @@ class Layout:
         if ranks != self.dims.ranks:
             group = self.mesh.group("dp_replicate", "dp_shard", "cp")
         return DataShard(samples.index * parts + self.position.cp, ranks, group)
+
+    @property
+    def schedule(self) -> str:
+        """The order of a pipeline's micro-batches."""
+        return self.options.schedule or "1f1b"
+
+    @property
+    def stages_per_rank(self) -> int:
+        """The stages of a pipeline on each rank."""
+        return self.options.stages_per_rank or (2 if self.schedule == "interleaved" else 1)
 
     @property
     def contributes_loss(self) -> bool:
@@ -244,22 +254,20 @@ def _tensor_size(options: TrainOptions, preset: Preset, ranks: int, node: int) -
     return min(2, max(1, ranks)) if three else max(1, node)
 
 
-def _problems(
-    options: TrainOptions, preset: Preset, dims: ParallelDims, context: DistributedContext
-) -> Iterator[str]:
+def _problems(layout: Layout) -> Iterator[str]:
     """Why options, model and ranks do not fit together."""
-    yield from _version_problems(options.strategy, preset, context.device)
+    options, preset, dims = layout.options, layout.preset, layout.dims
+    yield from _version_problems(layout)
     if preset.tensor:
         yield from _model_problems(options, dims)
-    world = context.world_size
-    sizes = list(_size_problems(options, preset, dims, world))
+    sizes = list(_size_problems(layout))
     yield from sizes
     if dims.cp > 1:
         yield from _sequence_problems(options, dims.cp)
     if preset.pipeline:
-        yield from _schedule_problems(options, dims.pp)
+        yield from _schedule_problems(layout)
     if preset.data in {"ddp", "zero1"}:
-        yield from _ddp_problems(options, context.device)
+        yield from _ddp_problems(layout)
     parts = dims.dp * options.micro_batches
     uneven = FULL_WORLD_SIZE in os.environ and not preset.pipeline
     if not sizes and not uneven and options.batch_size % parts:
@@ -269,20 +277,20 @@ def _problems(
         )
 
 
-def _version_problems(name: str, preset: Preset, device: torch.device) -> Iterator[str]:
+def _version_problems(layout: Layout) -> Iterator[str]:
     """Why this PyTorch cannot run a strategy: what failed where it was tried, from 2.6 on."""
-    version, on_cpu = TorchVersion(torch.__version__), device.type == "cpu"
+    version, preset = TorchVersion(torch.__version__), layout.preset
+    on_cpu, name = layout.context.device.type == "cpu", layout.options.strategy
     if version < "2.10" and (preset.tensor or (preset.pipeline and on_cpu)):
         yield f"--strategy {name} requires PyTorch 2.10 or newer, and this is {version}"
     elif version < "2.7" and preset.sharded and on_cpu:
         yield f"--strategy {name} requires PyTorch 2.7 or newer on the CPU, and this is {version}"
 
 
-def _size_problems(
-    options: TrainOptions, preset: Preset, dims: ParallelDims, world: int
-) -> Iterator[str]:
+def _size_problems(layout: Layout) -> Iterator[str]:
     """Problems with the number of ranks; of each strategy, the one that its options allow."""
-    name = options.strategy
+    name, preset, dims = layout.options.strategy, layout.preset, layout.dims
+    world = layout.context.world_size
     if world % dims.cp:
         yield _indivisible("--context-parallel", dims.cp, world)
     elif preset == Preset() and world > 1:
@@ -307,7 +315,7 @@ def _size_problems(
             f"--pipeline-parallel {dims.pp}: remove that option, or use pp-dp for several"
         )
     elif preset.pipeline and name != "pp":
-        yield from _pipelines_problems(options, preset, dims, world)
+        yield from _pipelines_problems(layout)
     elif preset.tensor and world // dims.cp % dims.tp:
         yield _indivisible("--tensor-parallel", dims.tp, world, cp=dims.cp)
     elif dims.ranks != world:  # hsdp
@@ -324,11 +332,10 @@ def _indivisible(flag: str, size: int, world: int, **inner: int) -> str:
     )
 
 
-def _pipelines_problems(
-    options: TrainOptions, preset: Preset, dims: ParallelDims, world: int
-) -> Iterator[str]:
+def _pipelines_problems(layout: Layout) -> Iterator[str]:
     """Problems with the number of ranks where a pipeline is one of several dimensions."""
-    name = options.strategy
+    name, preset, dims = layout.options.strategy, layout.preset, layout.dims
+    world = layout.context.world_size
     if not preset.tensor:
         if world % dims.pp or not 1 < dims.pp < world:
             sizes = [str(each) for each in range(2, world) if world % each == 0]
@@ -348,9 +355,10 @@ def _pipelines_problems(
         )
 
 
-def _schedule_problems(options: TrainOptions, ranks: int) -> Iterator[str]:
-    """Problems with schedule, micro-batches and stages of a pipeline of so many ranks."""
-    name, stages, micro_batches = schedule(options), stages_per_rank(options), options.micro_batches
+def _schedule_problems(layout: Layout) -> Iterator[str]:
+    """Problems with schedule, micro-batches and stages of a pipeline."""
+    name, stages, ranks = layout.schedule, layout.stages_per_rank, layout.dims.pp
+    micro_batches = layout.options.micro_batches
     interleaved = name == "interleaved"
     if interleaved != (stages > 1):
         yield (
@@ -371,18 +379,9 @@ def _schedule_problems(options: TrainOptions, ranks: int) -> Iterator[str]:
         )
 
 
-def schedule(options: TrainOptions) -> str:
-    """The order of a pipeline's micro-batches."""
-    return options.schedule or "1f1b"
-
-
-def stages_per_rank(options: TrainOptions) -> int:
-    """Stages of a pipeline on each rank."""
-    return options.stages_per_rank or (2 if schedule(options) == "interleaved" else 1)
-
-
-def _ddp_problems(options: TrainOptions, device: torch.device) -> Iterator[str]:
-    if options.compress == "bf16" and device.type != "cuda":
+def _ddp_problems(layout: Layout) -> Iterator[str]:
+    options = layout.options
+    if options.compress == "bf16" and layout.context.device.type != "cuda":
         yield "--compress bf16 requires GPUs (NCCL 2.10 or later); fp16 works with gloo"
     if options.static_graph and options.micro_batches > 1 and not options.reduce_each:
         yield (

@@ -43,9 +43,7 @@ def parallelize(setup: Setup) -> Replica:
     """Build the model, with the same weights on every rank, and prepare it."""
     model = setup.weights.build()
     if setup.context_parallel is not None:
-        from trainer.parallel import context_parallel
-
-        context_parallel.prepare(model, setup)
+        setup.context_parallel.prepare(model, setup.sample)
     prepare_layers(model, setup)
     return distribute(model, layers.names(model, setup.task.layers), setup)
 

@@ -25,7 +25,6 @@ from trainer import data
 from trainer.data import Batch
 from trainer.measure.timing import StepTimer
 from trainer.parallel import layers, parallelize, shards
-from trainer.parallel.layout import schedule, stages_per_rank
 from trainer.parallel.process_group import broadcast_from_rank_zero
 from trainer.parallel.stages import Cut, Layer, as_returned, split
 from trainer.seeds import mixed, seed_all
@@ -67,7 +66,7 @@ class Pipeline:
             self._stage(part, number, known) for number, part in zip(own, self.parts, strict=True)
         ]
         self.model = cut.merged(parts)
-        name = schedule(setup.options)
+        name = setup.layout.schedule
         self._schedule: Any = SCHEDULES[name](
             self._stages if name == "interleaved" else self._stages[0],
             n_microbatches=setup.options.micro_batches,
@@ -82,20 +81,20 @@ class Pipeline:
     def _split(self, cut: Cut) -> list[range]:
         """The layers of each stage: by their time, measured on rank 0, or by their number."""
         setup, known = self._setup, cut.layers
-        context, options = setup.context, setup.options
-        balance, costs = options.balance or "time", [1.0] * len(known)
+        context, layout, micro_batches = setup.context, setup.layout, setup.options.micro_batches
+        balance, costs = setup.options.balance or "time", [1.0] * len(known)
         if balance == "time":
             measured = cut.measure(context.device) if context.is_rank_zero else None
             costs = broadcast_from_rank_zero(context, measured)
-        numbers = split(known, self._size * stages_per_rank(options), costs)
+        numbers = split(known, self._size * layout.stages_per_rank, costs)
         described = []
         for stage in numbers:
             milliseconds = sum(costs[number] for number in stage) * 1000
             names = " ".join(known[number].name for number in stage)
             described.append(f"[{names}]" + f" {milliseconds:.2f} ms" * (balance == "time"))
-        bubble = ideal_bubble(self._size, options.micro_batches, stages_per_rank(options))
+        bubble = ideal_bubble(self._size, micro_batches, layout.stages_per_rank)
         context.log(
-            f"pipeline: {schedule(options)}, {options.micro_batches} micro-batches, "
+            f"pipeline: {layout.schedule}, {micro_batches} micro-batches, "
             f"{len(numbers)} stages by {balance}: {', '.join(described)}; bubble {bubble:.1%} "
             "if stages are equal"
         )

@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 import torch.distributed.nn.functional  # before init_process_group: see `join`
-from torch import distributed
+from torch import Tensor, distributed
 from torch.distributed import HashStore, PrefixStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from trainer.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -99,11 +101,27 @@ def sum_over_ranks(context: DistributedContext, values: Sequence[float]) -> list
     return sums
 
 
+def gather(context: DistributedContext, tensor: Tensor) -> Tensor:
+    """The tensors of all ranks, of equal shape, stacked in a new first dimension. Collective."""
+    own = tensor.to(context.device)
+    parts = [torch.empty_like(own) for _ in range(context.world_size)]
+    distributed.all_gather(parts, own)
+    return torch.stack(parts)
+
+
 def broadcast_from_rank_zero(context: DistributedContext, value: Any) -> Any:
     """Return rank 0's `value` on every rank; it is pickled on the way. Collective."""
     values = [value]
     distributed.broadcast_object_list(values, src=0, device=context.device)
     return values[0]
+
+
+def refuse_together(problem: str) -> None:
+    """Raise ConfigError, on every rank, with the first `problem` of any rank. Collective."""
+    problems = [problem] * distributed.get_world_size()
+    distributed.all_gather_object(problems, problem)
+    if any(problems):
+        raise ConfigError(next(filter(None, problems)))
 
 
 def divisors(number: int) -> str:

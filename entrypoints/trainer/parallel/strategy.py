@@ -61,9 +61,7 @@ class Strategy:
         if setup.weights.evaluates:
             setup.context.log(_EVALUATES)
         if setup.context_parallel is not None:
-            from trainer.parallel import context_parallel
-
-            context_parallel.check(self.model, setup)
+            setup.context_parallel.check(self.model, setup)
             self._reshard()
         self.optimizer = self._make_optimizer(create_optimizer)
         self._group_settings = optimizers.GroupSettings(self._local_optimizer)
@@ -108,10 +106,8 @@ class Strategy:
         """
         if self.setup.context_parallel is None:
             return batch
-        from trainer.parallel import context_parallel
-
         try:
-            return context_parallel.part(batch, self.setup.task, self.setup.context_parallel)
+            return self.setup.context_parallel.part(batch)
         except ConfigError as error:
             raise ValueError(str(error)) from error
 
