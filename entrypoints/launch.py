@@ -11,7 +11,7 @@ The node plane starts its other programs through this file too, so that none of 
 at the top of `sys.path`, where it could hide another module:
 
     launch.py --emulated-nodes --nodes=N --time-limit=SECONDS torchrun ...
-    launch.py --torchrun TORCHRUN_OPTIONS... launch.py --rank -- PROGRAM ARGS...
+    launch.py --torchrun TORCHRUN_OPTIONS... python -S launch.py --rank PROGRAM ARGS...
     launch.py --preflight-ranks SOCKET
     launch.py --keep-outputs NODE
     launch.py --dump-stacks RUN_FOLDER FOLDER [--native] [--py-spy PATH]
@@ -65,20 +65,22 @@ def main(argv: Sequence[str], environ: dict[str, str]) -> None:
 
 def _launch(argv: Sequence[str], environ: dict[str, str]) -> None:
     """Run as a node's launcher or as a rank, and end as the program ended."""
-    from deploykit_node import cluster, log, signals
-
-    signals.ignore_notices()
     try:
         if argv[:1] == ["--rank"]:
             from deploykit_node import rank
 
             rank.run(argv[1:], environ)
         else:
-            from deploykit_node import node
+            from deploykit_node import cluster, node, signals
 
+            signals.ignore_notices()
             below_launcher = cluster.rank(environ) is not None
             (node.run_rank if below_launcher else node.run)(argv, environ)
-    except cluster.LaunchError as error:
+    except Exception as error:
+        from deploykit_node import cluster, log  # late, as the process above a rank is small
+
+        if not isinstance(error, cluster.LaunchError):
+            raise
         log.say(cluster.node_number(environ), f"error: {error}")
         sys.exit(error.exit_code)
 

@@ -322,11 +322,11 @@ def generation(env: Environ) -> int:
     return int(env.get("DEPLOYKIT_GENERATION") or 0)
 
 
-def register(env: Environ, ranks: Path, rank: int) -> None:
-    """Tell the node's launcher that this process is rank `rank`, and drop its earlier record."""
+def register(env: Environ, ranks: Path, rank: int, pid: int) -> None:
+    """Tell the node's launcher which process is rank `rank`, and drop the rank's earlier record."""
     (ranks / f"rank-{rank}.json").unlink(missing_ok=True)
     (ranks / f"round-{_round(env)}").touch()
-    write(ranks / f"rank-{rank}.pid", {"pid": os.getpid()})
+    write(ranks / f"rank-{rank}.pid", {"pid": pid})
 
 
 def _round(env: Environ) -> int:

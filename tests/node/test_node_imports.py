@@ -98,3 +98,21 @@ def test_nothing_large_is_imported_before_it_is_needed(bundle, as_rank):
         check=True,
     )
     assert done.stdout == "set()\n"
+
+
+def test_the_process_above_a_rank_stays_small(bundle):
+    """Each rank has one, so it does without the modules that take most memory."""
+    code = """\
+import os, sys
+sys.path.insert(0, '.deploykit')
+from deploykit_node import rank, signals
+signals.hold([*signals.FORWARDED, rank.signal.SIGCHLD])
+child = os.fork()
+if not child:
+    os._exit(7)
+print(signals.attend(child), {'enum', 're', 'typing', 'pathlib', 'subprocess'} & {*sys.modules})
+"""
+    argv = [sys.executable, "-S", "-c", code]
+    env = {"PATH": os.environ["PATH"]}
+    said = subprocess.check_output(argv, cwd=bundle.source, env=env, text=True, timeout=250)
+    assert said == "(7, False) set()\n"

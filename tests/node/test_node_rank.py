@@ -289,7 +289,7 @@ def test_mpirun_variables_become_torchruns(bundle):
 def test_runs_where_the_system_does_not_report_the_sender(bundle, as_rank):
     """As on macOS, which has no sigwaitinfo."""
     launch = bundle.source / ".deploykit" / "launch.py"
-    without = "import signal; del signal.sigwaitinfo\nimport os\n"
+    without = "import _signal; del _signal.sigwaitinfo\nimport os\n"
     launch.write_text(launch.read_text().replace("import os\n", without, 1))
     bundle.write(
         "listen.py",

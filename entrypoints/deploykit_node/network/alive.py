@@ -10,7 +10,6 @@ import signal
 import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
 
@@ -95,6 +94,7 @@ def lost_nodes(env: Environ, node: int) -> list[int]:
 
 def _silent(heartbeats: dict[int, HeartbeatRecord]) -> list[int]:
     """The nodes, in order, that accept no connection."""
+    from concurrent.futures import ThreadPoolExecutor  # not loaded in every launcher
 
     def lives(record: HeartbeatRecord) -> bool:
         return answers(record["host"], record["port"], _PATIENCE / 2)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.metadata
 import json
 import os
 import sys
@@ -153,6 +152,8 @@ def software(devices: Devices) -> SoftwareRecord:
 
 
 def _version(package: str) -> str | None:
+    import importlib.metadata  # takes 1 MB, and only node 0 needs it
+
     try:
         return importlib.metadata.version(package)
     except Exception:  # noqa: BLE001 - what is broken there is no reason to end a run
