@@ -229,6 +229,12 @@ def folder(env: Environ) -> Path | None:
     return Path(run, FOLDER) if run else None
 
 
+def beside(env: Environ, name: str) -> Path | None:
+    """A folder in the run folder, or else in the output folder; None without either."""
+    parent = env.get("DEPLOYKIT_RUN_DIR") or env.get("DEPLOYKIT_OUTPUT_DIR") or ""
+    return Path(parent, name) if parent and "://" not in parent else None
+
+
 def write(path: Path, record: Mapping[str, object]) -> None:
     """Write `record` atomically: a reader sees all of it or nothing."""
     _write_scratch(path, record).replace(path)

@@ -23,7 +23,6 @@ import socket
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -167,11 +166,7 @@ class Relay:
     @contextlib.contextmanager
     def copying(self) -> Iterator[None]:
         """Copy meanwhile, and then what is left, for at most `DRAIN` seconds."""
-        # signals are for the main thread, which may not have blocked them yet
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        thread = threading.Thread(target=self._copy, daemon=True)
-        thread.start()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        thread = signals.start_thread(self._copy)
         try:
             yield
         finally:

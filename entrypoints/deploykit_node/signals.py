@@ -15,6 +15,7 @@ import time
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
+    import threading
     from collections.abc import Callable, Iterable
     from pathlib import Path
 else:
@@ -179,6 +180,17 @@ def child_setup(before: set[int], death: int, parent: int | None = None) -> Call
                 os.kill(os.getpid(), death)
 
     return setup
+
+
+def start_thread(target: Callable[..., None], *args: object) -> threading.Thread:
+    """Start a thread that gets no signals, which the main thread may not have blocked so far."""
+    import threading
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    thread = threading.Thread(target=target, args=args, daemon=True)
+    thread.start()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return thread
 
 
 def adopt_orphans() -> None:

@@ -6,14 +6,12 @@ The ranks already use ports that the system chose, so no firewall between the no
 from __future__ import annotations
 
 import contextlib
-import signal
 import socket
-import threading
 import time
 from pathlib import Path
 from typing import cast
 
-from deploykit_node import records
+from deploykit_node import records, signals
 from deploykit_node.cluster import Environ
 from deploykit_node.records import HeartbeatRecord
 
@@ -33,10 +31,7 @@ class Listener:
         self._socket.listen(socket.SOMAXCONN)
         self.port: int = self._socket.getsockname()[1]
         self._closed = False
-        # signals are for the main thread, which may not have blocked them yet
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        threading.Thread(target=self._accept, daemon=True).start()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signals.start_thread(self._accept)
 
     def _accept(self) -> None:
         while not self._closed:

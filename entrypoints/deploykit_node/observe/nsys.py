@@ -16,7 +16,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -48,7 +47,7 @@ def check(env: Mapping[str, str], *, launcher: str = "") -> None:
 
     `launcher` is the one above, where that is not deploykit's.
     """
-    if not hooks.by_nsys(env):
+    if not env.get("DEPLOYKIT_PROFILE", "").startswith("nsys"):
         return
     other = "choose torch:FIRST:LAST, which PyTorch's own profiler records"
     if launcher:
@@ -85,9 +84,8 @@ def _settle(env: Environ) -> None:
     above = int(env.pop(BELOW))
     with contextlib.suppress(PermissionError):  # nsys has made it a leader
         os.setpgid(0, 0)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    threading.Thread(target=_end_with, args=(above,), daemon=True).start()  # it gets no signal
-    signal.pthread_sigmask(signal.SIG_SETMASK, set(before) - {signal.SIGINT, signal.SIGHUP})
+    signals.start_thread(_end_with, above)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGHUP])
 
 
 def _end_with(above: int) -> None:
