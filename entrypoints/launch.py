@@ -11,11 +11,39 @@ The node plane starts its other programs through this file too, so that none of 
 at the top of `sys.path`, where it could hide another module:
 
     launch.py --emulated-nodes --nodes=N --time-limit=SECONDS torchrun ...
-    launch.py --torchrun TORCHRUN_OPTIONS... launch.py --rank -- PROGRAM ARGS...
+    launch.py --torchrun TORCHRUN_OPTIONS... python -S launch.py --rank PROGRAM ARGS...
     launch.py --preflight-ranks SOCKET
     launch.py --keep-outputs NODE
     launch.py --dump-stacks RUN_FOLDER FOLDER [--native] [--py-spy PATH]
     launch.py --enter RUN_FOLDER RANK -- [COMMAND ARGS...]
+
+From here to the first rank, in the order in which a node gets there:
+
+ 1. `launch.main`: which program is it?
+ 2. `launch._launch`: a node's launcher, or a rank?
+ 3. `node.run`: the node's launcher.
+ 4. `source_hash.check`: is the source the planned one?
+ 5. `node._run_node`: whatever happens, it leaves an exit record.
+ 6. `command.read`: torchrun's options, the program and its arguments.
+ 7. `cluster.find`: which node of which cluster is this?
+ 8. `restart.attempt.Attempt.begin`: may this attempt start?
+ 9. `node._run_torchrun`: prepares the node.
+10. `environment.prepare`: the settings of the job, secrets, folders.
+11. `node._run_group`: with a fixed set of nodes, so once for each with ``nodes: 2:4``.
+12. `node._connect`: joins the other nodes.
+13. `network.interfaces.choose`: the interface that leads to them.
+14. `network.rendezvous.meet`: an address and a port on node 0.
+15. `nccl.set_variables`: for NCCL, PyTorch and libfabric.
+16. `preflight.coordinator.run`: tests the nodes, where the job asks for it.
+17. `outputs.around`: brings back files of an earlier attempt.
+18. `relay.Relay.copying`: a thread that copies what the ranks print.
+19. `node._supervision`: what is looked at while they run.
+20. `supervisor.run`: starts torchrun, and delivers signals until it ends.
+21. `network.elastic.main`: in torchrun's process.
+22. `network.elastic.FixedNodes.next_rendezvous`: waits for all nodes.
+23. `rank.run`: in the process that torchrun starts for each rank; it forks.
+24. `rank._become`: the child prepares the program.
+25. `relay.hand_over`: its output goes to the thread of step 18. Then it is the program.
 
 Exit codes: the program's own (128 + signal), among them 75 for a program that was told to stop and
 saved a checkpoint; 64 for a wrong command; 78 for an environment in which the job cannot run; 70
@@ -65,20 +93,22 @@ def main(argv: Sequence[str], environ: dict[str, str]) -> None:
 
 def _launch(argv: Sequence[str], environ: dict[str, str]) -> None:
     """Run as a node's launcher or as a rank, and end as the program ended."""
-    from deploykit_node import cluster, log, signals
-
-    signals.ignore_notices()
     try:
         if argv[:1] == ["--rank"]:
             from deploykit_node import rank
 
             rank.run(argv[1:], environ)
         else:
-            from deploykit_node import node
+            from deploykit_node import cluster, node, signals
 
+            signals.ignore_notices()
             below_launcher = cluster.rank(environ) is not None
             (node.run_rank if below_launcher else node.run)(argv, environ)
-    except cluster.LaunchError as error:
+    except Exception as error:
+        from deploykit_node import cluster, log  # late, as the process above a rank is small
+
+        if not isinstance(error, cluster.LaunchError):
+            raise
         log.say(cluster.node_number(environ), f"error: {error}")
         sys.exit(error.exit_code)
 

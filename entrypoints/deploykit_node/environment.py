@@ -54,6 +54,16 @@ def _make_folder(name: str, location: str) -> None:
         ) from None
 
 
+def version(package: str) -> str | None:
+    """The version of a Python package of this node; None where it is not installed, or broken."""
+    import importlib.metadata  # takes 1 MB, and few nodes need it
+
+    try:
+        return importlib.metadata.version(package)
+    except Exception:  # noqa: BLE001 - what is broken there is no reason to end a run
+        return None
+
+
 class Unresolved(Exception):
     """A reference cannot be resolved. The message says why and what to do."""
 

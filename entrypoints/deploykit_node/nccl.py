@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from deploykit_node import log, records
+from deploykit_node import environment, log, records
 from deploykit_node.cluster import BadEnvironment, Environ
 
 VARIABLE = "DEPLOYKIT_DEBUG"
@@ -49,18 +49,13 @@ def machine(root: Path = Path("/")) -> Machine:
 
 def _torch() -> tuple[int, int]:
     """PyTorch's version; `_NEW_NAMES` if it is unknown."""
-    import importlib.metadata  # slow to import, and few nodes need it
-
-    try:
-        match = re.match(r"(\d+)\.(\d+)", importlib.metadata.version("torch"))
-    except importlib.metadata.PackageNotFoundError:
-        match = None
+    match = re.match(r"(\d+)\.(\d+)", environment.version("torch") or "")
     return (int(match[1]), int(match[2])) if match else _NEW_NAMES
 
 
 def choose(here: Machine, env: Environ, kept: Mapping[str, str]) -> list[Setting]:
     """The settings for this node, without those that are in `kept` already."""
-    folder = _folder(env)
+    folder = records.beside(env, FOLDER)
     wanted = list(_recorder(here, folder)) if here.gpus or env.get(VARIABLE) else []
     if env.get(VARIABLE):
         wanted += _debug(folder)
@@ -70,12 +65,6 @@ def choose(here: Machine, env: Environ, kept: Mapping[str, str]) -> list[Setting
         why = "with huge pages, forking data loader workers fails: Cannot allocate memory"
         wanted.append(Setting("FI_EFA_USE_HUGE_PAGE", "0", why))
     return [setting for setting in wanted if setting.name not in kept]
-
-
-def _folder(env: Environ) -> Path | None:
-    """The folder for debugging files; None if there is no run or output folder."""
-    parent = env.get("DEPLOYKIT_RUN_DIR") or env.get("DEPLOYKIT_OUTPUT_DIR") or ""
-    return Path(parent, FOLDER) if parent and "://" not in parent else None
 
 
 def _recorder(here: Machine, folder: Path | None) -> Iterator[Setting]:
@@ -108,7 +97,7 @@ def set_variables(env: dict[str, str], kept: Mapping[str, str], number: int) -> 
     `number` is the node's or the rank's; number 0 logs each variable with its reason. Raises
     BadEnvironment if the folder cannot be made.
     """
-    settings, folder = choose(machine(), env, kept), _folder(env)
+    settings, folder = choose(machine(), env, kept), records.beside(env, FOLDER)
     if settings and folder is not None:
         try:
             records.make_folder(folder)

@@ -50,16 +50,16 @@ def run(argv: Sequence[str], env: Environ) -> None:
     source_hash.check(env)
     group = cluster.non_training_group(env)
     if group is not None:
-        relay.exit_like(_run_once(command.read(argv, env), env, group))
+        signals.exit_like(_run_once(command.read(argv, env), env, group))
     sys.exit(_run_node(argv, env))
 
 
-def _run_once(words: Command, env: Environ, group: str) -> relay.ChildExit:
+def _run_once(words: Command, env: Environ, group: str) -> int:
     """Run the program once, without a rank, in an instance group that does not train."""
     environment.prepare(env)
     env.setdefault("PYTHONUNBUFFERED", "1")
     program = relay.command(words.program)
-    return relay.run(program, env, f"[group {group}]", cap=cap.begin(env, 0))
+    return relay.run(program, env, f"[group {group}]", cap=cap.begin(env, 0))[0]
 
 
 def _run_node(argv: Sequence[str], env: Environ) -> int:
@@ -130,18 +130,18 @@ def _run_group(
     if change is None:
         attempt.start_heartbeat(meeting.local)
     try:
-        one = [LAUNCH, "--rank", "--", *words.program]
+        one = [sys.executable, "-S", LAUNCH, "--rank", *words.program]
         with outputs.around(env, here.number), relay.Relay(env, ranks).copying():
             options = _supervision(env, here, ranks, attempt, change)
             if words.plain:
                 plain = {**env, **_plain_variables(meeting)}
                 if meeting.held:
                     meeting.held.close()  # the program listens there itself
-                code = supervisor.run([sys.executable, *one], plain, ranks, options)
+                code = supervisor.run(one, plain, ranks, options)
                 code = signals.shell_code(code)
             else:
-                torchrun = [LAUNCH, "--torchrun", *words.options, *meeting.options()]
-                argv = [sys.executable, *torchrun, *one]
+                torchrun = [sys.executable, LAUNCH, "--torchrun", *words.options]
+                argv = [*torchrun, *meeting.options(), "--no-python", "--", *one]
                 code = supervisor.run(argv, env, ranks, options, meeting.held)
         end = _node_exit(code, env, ranks, attempt.stop_signal)
         return end._replace(ranks=records.codes(ranks))
@@ -299,9 +299,9 @@ def run_rank(argv: Sequence[str], env: Environ) -> None:
         rank.set_variables(env, this_rank)
         program = hooks.profiled(env, this_rank.rank)
         prefix, limit = f"[rank {this_rank.rank}]", cap.begin(env, this_rank.rank)
-        child = relay.run(relay.command(words.program), program, prefix, limit)
-    records.record_rank(env, this_rank, child.returncode, stopped=child.stopped)
-    relay.exit_like(child)
+        returncode, stopped = relay.run(relay.command(words.program), program, prefix, limit)
+    records.record_rank(env, this_rank, returncode, stopped=stopped)
+    signals.exit_like(returncode)
 
 
 def _check_master(env: Environ, this_rank: cluster.Rank) -> None:

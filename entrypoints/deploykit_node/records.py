@@ -229,6 +229,12 @@ def folder(env: Environ) -> Path | None:
     return Path(run, FOLDER) if run else None
 
 
+def beside(env: Environ, name: str) -> Path | None:
+    """A folder in the run folder, or else in the output folder; None without either."""
+    parent = env.get("DEPLOYKIT_RUN_DIR") or env.get("DEPLOYKIT_OUTPUT_DIR") or ""
+    return Path(parent, name) if parent and "://" not in parent else None
+
+
 def write(path: Path, record: Mapping[str, object]) -> None:
     """Write `record` atomically: a reader sees all of it or nothing."""
     _write_scratch(path, record).replace(path)
@@ -322,11 +328,11 @@ def generation(env: Environ) -> int:
     return int(env.get("DEPLOYKIT_GENERATION") or 0)
 
 
-def register(env: Environ, ranks: Path, rank: int) -> None:
-    """Tell the node's launcher that this process is rank `rank`, and drop its earlier record."""
+def register(env: Environ, ranks: Path, rank: int, pid: int) -> None:
+    """Tell the node's launcher which process is rank `rank`, and drop the rank's earlier record."""
     (ranks / f"rank-{rank}.json").unlink(missing_ok=True)
     (ranks / f"round-{_round(env)}").touch()
-    write(ranks / f"rank-{rank}.pid", {"pid": os.getpid()})
+    write(ranks / f"rank-{rank}.pid", {"pid": pid})
 
 
 def _round(env: Environ) -> int:

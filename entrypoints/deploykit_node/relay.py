@@ -23,17 +23,13 @@ import socket
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from deploykit_node import log, records, signals
 from deploykit_node.restart.cap import Cap
 
-FORWARDED = (*signals.STOPS, *signals.NOTICES)
-"""Signals that the program receives when the relay does."""
 PIPE = 1 << 20
 """Bytes that a pipe may hold, so that a program that prints much seldom waits: pipe(7)."""
 PIECE = 64 * 1024
@@ -46,10 +42,6 @@ END = 64 * 1024
 """Bytes that a program prints last, which are in the log in any case: they say why it failed."""
 DRAIN = 3.0
 """Seconds that a grandchild may keep the output open after the program has ended."""
-LISTENING = 0.2
-"""Seconds between two checks for a handler while a notice waits for the program to install one."""
-SAME = 5.0
-"""Seconds within which a signal from the launcher counts as the one that Slurm sent as well."""
 EVERY = 10.0
 """Seconds between two states of a bar in a log."""
 FRESH = 0.5
@@ -69,13 +61,6 @@ _SOCKET = "relay"
 _INFINITE = float("inf")
 
 
-class ChildExit(NamedTuple):
-    """How the program ended: the code of `subprocess`, and whether a signal asked it to stop."""
-
-    returncode: int
-    stopped: bool
-
-
 def command(program: Sequence[str]) -> list[str]:
     """The argument vector for ``train.py a b`` or ``-m package.module a b``."""
     return [sys.executable, *program]
@@ -83,23 +68,15 @@ def command(program: Sequence[str]) -> list[str]:
 
 def run(
     argv: Sequence[str], env: Mapping[str, str], prefix: str, cap: Cap | None = None
-) -> ChildExit:
+) -> tuple[int, bool]:
     """Run `argv` to its end, relaying output and signals. Call it from the main thread.
 
     A UTC time and `prefix` go before each line. At its cost cap the program gets SIGTERM, and
-    SIGKILL when the cap is used up.
+    SIGKILL when the cap is used up. Returns its code as `subprocess` reports it, and whether a
+    signal told it to stop.
     """
-    process = start(argv, env)
-    relay = Relay(env)
-    relay.add(prefix, env.get("RANK"), *_pipes(process))
-    with relay.copying():
-        return attend(process, cap)
-
-
-def start(argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start `argv`, whose output and signals this process has to relay from now on: `attend`."""
-    before = signals.hold([*FORWARDED, signal.SIGCHLD])
-    return subprocess.Popen(
+    before = signals.hold([*signals.FORWARDED, signal.SIGCHLD])
+    process = subprocess.Popen(
         argv,
         env=env,
         stdout=subprocess.PIPE,
@@ -109,16 +86,24 @@ def start(argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes
             signal.SIGKILL,
         ),
     )
+    assert process.stdout  # noqa: S101 - for mypy
+    assert process.stderr  # noqa: S101 - for mypy
+    relay, capped = Relay(env), _Capped(process.pid, cap)
+    relay.add(
+        prefix, env.get("RANK"), os.dup(process.stdout.fileno()), os.dup(process.stderr.fileno())
+    )
+    process.stdout.close()
+    process.stderr.close()
+    with relay.copying():
+        process.returncode, stopped = signals.attend(process.pid, capped.patience, capped.on_time)
+    return process.returncode, stopped
 
 
-def hand_over(process: subprocess.Popen[bytes], folder: Path, rank: int) -> None:
-    """Hand the output of the program of a rank over to the relay of its node."""
-    pipes = _pipes(process)
+def hand_over(pipes: Sequence[int], folder: Path, rank: int) -> None:
+    """Hand the output and the errors of the program of a rank over to the relay of its node."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, _short(folder) as short:
         sender.connect(f"{short}/{_SOCKET}")
         socket.send_fds(sender, [str(rank).encode()], pipes)
-    for pipe in pipes:
-        os.close(pipe)
 
 
 @contextlib.contextmanager
@@ -131,76 +116,29 @@ def _short(folder: Path) -> Iterator[str]:
         os.close(descriptor)
 
 
-def _pipes(process: subprocess.Popen[bytes]) -> tuple[int, int]:
-    """The pipes of a program's output and errors, which hold much unless the user's others do."""
-    assert process.stdout  # noqa: S101 - for mypy
-    assert process.stderr  # noqa: S101 - for mypy
-    output, errors = (os.dup(file.fileno()) for file in (process.stdout, process.stderr))
-    process.stdout.close()
-    process.stderr.close()
-    if hasattr(fcntl, "F_SETPIPE_SZ"):
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(output, fcntl.F_SETPIPE_SZ, PIPE)
-            fcntl.fcntl(errors, fcntl.F_SETPIPE_SZ, PIPE)
-    return output, errors
+class _Capped:
+    """The cost cap of a program that is run without torchrun."""
 
+    def __init__(self, pid: int, cap: Cap | None) -> None:
+        self._pid, self._cap = pid, cap
 
-def attend(process: subprocess.Popen[bytes], cap: Cap | None = None) -> ChildExit:
-    """Forward signals until the program has ended: how it did, and whether one told it to stop.
+    def patience(self) -> float | None:
+        """Seconds until something must be done about the cap; None: nothing."""
+        return None if self._cap is None else max(0.0, self._cap.stop_at - time.monotonic())
 
-    A notice that comes before the program has a handler, while it loads its libraries, is kept
-    until it has one. A signal that the sender has delivered to the program itself is not forwarded,
-    unless the program has no handler: what kills it may come twice.
-    """
-    torchrun = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
-    direct: dict[int, float] = {}
-    early: set[int] = set()
-    stopped = False
-    while (code := process.poll()) is None:
-        patience = LISTENING if early else _until(cap)
-        received = signals.wait([*FORWARDED, signal.SIGCHLD], patience)
-        for number in [number for number in early if signals.caught(process.pid, number)]:
-            early.remove(number)
-            process.send_signal(number)
-        if cap is not None and time.monotonic() >= cap.stop_at:
-            cap = _stop_at(cap, process)
-            stopped = True
-        if received is None or received.number == signal.SIGCHLD:
-            continue
-        number, sender = received
-        reached = sender == torchrun > 0 or signals.from_slurm(sender)
-        stopped = stopped or number in signals.STOPS
-        if number in signals.NOTICES and not signals.caught(process.pid, number):
-            early.add(number)
-        elif reached and signals.caught(process.pid, number):
-            direct[number] = time.monotonic()
-        elif time.monotonic() - direct.get(number, -SAME) >= SAME:
-            process.send_signal(number)
-    return ChildExit(code, stopped or signals.is_pending(signals.STOPS))
-
-
-def exit_like(child: ChildExit) -> None:
-    """End this process as the program ended, by the same signal if one killed it."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if child.returncode < 0:
-        signals.die_of(-child.returncode)
-    os._exit(signals.shell_code(child.returncode))
-
-
-def _until(cap: Cap | None) -> float | None:
-    """Seconds until something must be done about the cap; None: nothing."""
-    return None if cap is None else max(0.0, cap.stop_at - time.monotonic())
-
-
-def _stop_at(cap: Cap, process: subprocess.Popen[bytes]) -> Cap | None:
-    """Tell the program to stop, and return when it is killed; kill it where that has come."""
-    if cap.end_at <= cap.stop_at:
-        process.kill()
-        return None
-    _write(2, f"{log.now()} the cost cap is near ({cap.text}): SIGTERM sent\n".encode())
-    process.terminate()
-    return cap.at_its_end()
+    def on_time(self) -> bool:
+        """Tell the program to stop, or kill it, where it is time for that."""
+        cap = self._cap
+        if cap is None or time.monotonic() < cap.stop_at:
+            return False
+        if cap.end_at <= cap.stop_at:
+            self._cap = None
+            os.kill(self._pid, signal.SIGKILL)
+        else:
+            self._cap = cap.at_its_end()
+            _write(2, f"{log.now()} the cost cap is near ({cap.text}): SIGTERM sent\n".encode())
+            os.kill(self._pid, signal.SIGTERM)
+        return True
 
 
 class Relay:
@@ -228,11 +166,7 @@ class Relay:
     @contextlib.contextmanager
     def copying(self) -> Iterator[None]:
         """Copy meanwhile, and then what is left, for at most `DRAIN` seconds."""
-        # signals are for the main thread, which may not have blocked them yet
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        thread = threading.Thread(target=self._copy, daemon=True)
-        thread.start()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        thread = signals.start_thread(self._copy)
         try:
             yield
         finally:
@@ -245,6 +179,9 @@ class Relay:
         """Copy the output and the errors of one more program, whose lines begin with `prefix`."""
         bar = bar_file(self._env, rank)
         for sink, pipe in enumerate((output, errors), 1):
+            if hasattr(fcntl, "F_SETPIPE_SZ"):
+                with contextlib.suppress(OSError):  # the user's other pipes hold too much
+                    fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE)
             stream = _Stream(pipe, sink, prefix, bar, self._limit)
             stream.heard = self._folder / f"rank-{rank}.heard" if self._folder else None
             self._streams[pipe] = stream

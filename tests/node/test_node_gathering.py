@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
@@ -24,7 +25,7 @@ def failed(tmp_path):
             "DEPLOYKIT_RANK_DIR": str(folder),
             "TORCHELASTIC_RESTART_COUNT": str(torchrun_round),
         }
-        records.register(env, folder, rank)
+        records.register(env, folder, rank, os.getpid())
         records.record_rank(env, Rank("torchrun", rank, 0, 8, 1), code, stopped=stopped)
         found = records.first_failure(env, folder)
         return found and found["rank"]

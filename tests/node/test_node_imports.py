@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import graphlib
 import os
+import re
 import subprocess
 import sys
 
@@ -98,3 +99,33 @@ def test_nothing_large_is_imported_before_it_is_needed(bundle, as_rank):
         check=True,
     )
     assert done.stdout == "set()\n"
+
+
+def test_the_process_above_a_rank_stays_small(bundle):
+    """Each rank has one, so it does without the modules that take most memory."""
+    code = """\
+import os, sys
+sys.path.insert(0, '.deploykit')
+from deploykit_node import rank, signals
+signals.hold([*signals.FORWARDED, rank.signal.SIGCHLD])
+child = os.fork()
+if not child:
+    os._exit(7)
+print(signals.attend(child), {'enum', 're', 'typing', 'pathlib', 'subprocess'} & {*sys.modules})
+"""
+    argv = [sys.executable, "-S", "-c", code]
+    env = {"PATH": os.environ["PATH"]}
+    said = subprocess.check_output(argv, cwd=bundle.source, env=env, text=True, timeout=250)
+    assert said == "(7, False) set()\n"
+
+
+def test_the_way_to_the_first_rank_names_functions_that_exist():
+    """The list in launch.py, one function a step."""
+    launch = f"{node_plane.FOLDER}/launch.py"
+    text = ast.get_docstring(FILES[launch])
+    steps = re.findall(r"^ ?(\d+)\. `([\w.]+)`", text, re.MULTILINE)
+    assert [int(number) for number, _ in steps] == list(range(1, 26))
+    for _, name in steps:
+        file = launch if name.startswith("launch.") else file_of(f"deploykit_node.{name}")
+        defined = {it.name for it in ast.walk(FILES[file]) if isinstance(it, ast.FunctionDef)}
+        assert name.rpartition(".")[2] in defined, name

@@ -27,7 +27,7 @@ def relayed(sink, **env):
     start = (
         "import os, sys; from deploykit_node import relay;"
         f"end = relay.run([sys.executable, '-c', {_PROGRAM!r}], dict(os.environ), '[rank 0]');"
-        "sys.exit(end.returncode)"
+        "sys.exit(end[0])"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **env}
     argv = [sys.executable, "-c", start]

@@ -128,7 +128,7 @@ def test_a_node_that_comes_too_late_joins_nothing(node, env):
     membership.end_job(env, 3)
     membership.end_job(env, 4)
     assert node(1).join(lambda _: None) is None
-    assert (membership.folder(env) / "over").read_text() == "3\n", "the first one counts"
+    assert records.read(membership.folder(env) / "over") == {"code": 3}, "the first one counts"
 
 
 def test_too_few_nodes_end_the_job(node, monkeypatch):
@@ -150,7 +150,7 @@ def test_too_few_nodes_are_a_node_failure_for_which_slurm_may_requeue(env, monke
     why, full = attempt._cause(end, slurm_job.parse(RUNNING))
     assert why == "node_failure"
     assert full.reason == f"node 1 no longer responds, and {end.reason}"
-    assert (membership.folder(env) / "over").read_text() == "78\n"
+    assert records.read(membership.folder(env) / "over") == {"code": 78}
 
 
 def test_another_attempt_starts_anew(node, env):

@@ -147,7 +147,7 @@ def test_the_launcher_passes_a_bar_on_before_its_program_ends(tmp_path):
     start = (
         "import os, sys; from deploykit_node import relay;"
         f"env = {{**os.environ, 'RANK': '0', 'DEPLOYKIT_RUN_DIR': {str(tmp_path)!r}}};"
-        f"print(relay.run([sys.executable, '-c', {program!r}], env, '[rank 0]').returncode)"
+        f"print(relay.run([sys.executable, '-c', {program!r}], env, '[rank 0]')[0])"
     )
     child = subprocess.Popen(
         [sys.executable, "-c", start],

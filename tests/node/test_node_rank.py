@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from deploykit_node import relay
+from tests.backends.slurm.slurm_helpers import wait_for
 from tests.node.conftest import HOSTILE
 
 
@@ -153,18 +154,11 @@ def end_by(bundle, started, name, end):
     The relay takes signals one after the other, so a second copy of `name` comes before `end`.
     Another process sends `end`: the relay does not forward what its parent, like torchrun, sends.
     """
-    wait_until((bundle.source / "received").exists)
-    wait_until(lambda: not is_pending(started.process.pid, signal.Signals[name]))
+    wait_for((bundle.source / "received").exists)
+    wait_for(lambda: not is_pending(started.process.pid, signal.Signals[name]))
     argv = ["sh", "-c", f"kill -s {end.removeprefix('SIG')} {started.process.pid}"]
     subprocess.run(argv, check=True)
     return started.finish()
-
-
-def wait_until(ready, patience=120):
-    deadline = time.monotonic() + patience
-    while not ready():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def is_pending(pid, number):
@@ -197,7 +191,7 @@ def test_a_signal_to_the_process_group_reaches_the_program_once(bundle, as_rank)
     started.wait_for("ready")
     started.process.send_signal(signal.SIGSTOP)
     os.killpg(started.process.pid, signal.SIGTERM)
-    wait_until((bundle.source / "received").exists)
+    wait_for((bundle.source / "received").exists)
     started.process.send_signal(signal.SIGCONT)
     assert end_by(bundle, started, "SIGTERM", "SIGUSR2").said["rank 3"] == ["ready", "1"]
 
@@ -220,7 +214,7 @@ def test_the_program_dies_with_its_relay(bundle, as_rank):
     started = bundle.start("stay.py", **as_rank)
     started.wait_for(" pid ")
     started.process.kill()
-    wait_until(lambda: not Path(f"/proc/{started.log.split()[-1]}").exists())
+    wait_for(lambda: not Path(f"/proc/{started.log.split()[-1]}").exists())
 
 
 def test_a_grandchild_that_keeps_the_output_open_does_not_hang_the_rank(bundle, as_rank):
@@ -289,7 +283,7 @@ def test_mpirun_variables_become_torchruns(bundle):
 def test_runs_where_the_system_does_not_report_the_sender(bundle, as_rank):
     """As on macOS, which has no sigwaitinfo."""
     launch = bundle.source / ".deploykit" / "launch.py"
-    without = "import signal; del signal.sigwaitinfo\nimport os\n"
+    without = "import _signal; del _signal.sigwaitinfo\nimport os\n"
     launch.write_text(launch.read_text().replace("import os\n", without, 1))
     bundle.write(
         "listen.py",

@@ -119,7 +119,7 @@ def test_every_record_and_field_is_documented(name):
 def test_a_rank_that_torchrun_starts_anew_and_ends_counts_as_stopped_by_the_signal(tmp_path):
     """A rank has ended by SIGTERM, torchrun restarts it, and is told to end: by SIGHUP."""
     env = {"DEPLOYKIT_RANK_DIR": str(tmp_path), "TORCHELASTIC_RESTART_COUNT": "1"}
-    records.register(env, tmp_path, 0)
+    records.register(env, tmp_path, 0, os.getpid())
     records.record_rank(env, Rank("torchrun", 0, 0, 1, 1), -signal.SIGHUP, stopped=True)
     end = node._node_exit(-signal.SIGHUP, env, tmp_path, signal.SIGTERM)
     assert end.code == 143

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ import pytest
 from deploykit_node import cluster, records
 from deploykit_node.observe import hooks, processes, stacks
 from deploykit_node.observe.stacks import NoStacks, with_sources
+from tests.backends.slurm.slurm_helpers import wait_for
 
 SPY = shutil.which("py-spy", path=Path(sys.executable).parent)
 SEEN = """
@@ -27,7 +27,7 @@ try:
 except ImportError as error:
     found = str(error)
 modules = sorted(name for name in sys.modules if "custom" in name)
-cache = list(sys.path_importer_cache)
+cache = sorted(sys.path_importer_cache)
 print(json.dumps([sys.path, dict(os.environ), found, modules, sys.argv, cache]))
 """
 STUCK = """
@@ -44,14 +44,6 @@ threading.Thread(target=worker, daemon=True).start()
 time.sleep(0.3)
 step_é()
 """
-
-
-def wait_for(condition, seconds=250):
-    end = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
-    return value
 
 
 @pytest.fixture

@@ -13,20 +13,13 @@ import pytest
 from deploykit_node import cluster, records
 from deploykit_node.cluster import BadEnvironment
 from deploykit_node.observe import hooks, processes, stall
+from tests.backends.slurm.slurm_helpers import wait_for
 
 RELAY = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, *sys.argv[1:]]))"
 SLEEPS = "import time\nwhile True:\n    time.sleep(900)\n"
 SPINS = "while True:\n    pass\n"
 ALONE = cluster.Cluster("alone", 0, ("localhost",))
 TWO = cluster.Cluster("slurm", 0, ("a", "b"))
-
-
-def wait_for(condition, seconds=250):
-    end = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
-    return value
 
 
 class Node:

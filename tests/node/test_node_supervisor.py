@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from deploykit_node import signals, supervisor
+from tests.backends.slurm.slurm_helpers import wait_for
 from tests.node.conftest import HOSTILE
 
 pytestmark = pytest.mark.torch
@@ -52,11 +53,8 @@ def pids(done_or_started, count):
     return [int(line.split()[-1]) for line in lines]
 
 
-def gone(pid, patience=120):
-    deadline = time.monotonic() + patience
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not Path(f"/proc/{pid}").exists()
+def gone(pid):
+    return wait_for(lambda: not Path(f"/proc/{pid}").exists())
 
 
 def test_arguments_and_environment_arrive_unchanged_on_both_ranks(bundle, tmp_path):

@@ -12,7 +12,8 @@ import pytest
 from deploykit.observe import usage as read
 from deploykit_node import records
 from deploykit_node.observe import usage
-from tests.node.test_node_stall import ALONE, SLEEPS, SPINS, Node, wait_for
+from tests.backends.slurm.slurm_helpers import wait_for
+from tests.node.test_node_stall import ALONE, SLEEPS, SPINS, Node
 from tests.programs import needs
 
 NVML = """\

@@ -6,15 +6,12 @@ The ranks already use ports that the system chose, so no firewall between the no
 from __future__ import annotations
 
 import contextlib
-import signal
 import socket
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
 
-from deploykit_node import records
+from deploykit_node import records, signals
 from deploykit_node.cluster import Environ
 from deploykit_node.records import HeartbeatRecord
 
@@ -34,10 +31,7 @@ class Listener:
         self._socket.listen(socket.SOMAXCONN)
         self.port: int = self._socket.getsockname()[1]
         self._closed = False
-        # signals are for the main thread, which may not have blocked them yet
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        threading.Thread(target=self._accept, daemon=True).start()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signals.start_thread(self._accept)
 
     def _accept(self) -> None:
         while not self._closed:
@@ -95,6 +89,7 @@ def lost_nodes(env: Environ, node: int) -> list[int]:
 
 def _silent(heartbeats: dict[int, HeartbeatRecord]) -> list[int]:
     """The nodes, in order, that accept no connection."""
+    from concurrent.futures import ThreadPoolExecutor  # not loaded in every launcher
 
     def lives(record: HeartbeatRecord) -> bool:
         return answers(record["host"], record["port"], _PATIENCE / 2)

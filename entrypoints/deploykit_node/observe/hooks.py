@@ -52,13 +52,8 @@ def profiled(env: dict[str, str], rank: int) -> dict[str, str]:
 
 def profile(env: Mapping[str, str], name: str) -> Path | None:
     """Where a file of a profile goes; None without a folder for it."""
-    parent = env.get("DEPLOYKIT_RUN_DIR") or env.get("DEPLOYKIT_OUTPUT_DIR") or ""
-    return Path(parent, _PROFILES, name) if parent and "://" not in parent else None
-
-
-def by_nsys(env: Mapping[str, str]) -> bool:
-    """Whether the job asks for Nsight Systems."""
-    return env.get("DEPLOYKIT_PROFILE", "").partition(":")[0] == "nsys"
+    folder = records.beside(env, _PROFILES)
+    return folder / name if folder else None
 
 
 def check_debugger(env: Mapping[str, str]) -> None:

@@ -16,12 +16,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from deploykit_node import LAUNCH, cluster, log, records, relay, signals
+from deploykit_node import LAUNCH, cluster, log, records, signals
 from deploykit_node.cluster import BadEnvironment
 from deploykit_node.environment import Environ
 from deploykit_node.observe import hooks, processes
@@ -48,7 +47,7 @@ def check(env: Mapping[str, str], *, launcher: str = "") -> None:
 
     `launcher` is the one above, where that is not deploykit's.
     """
-    if not hooks.by_nsys(env):
+    if not env.get("DEPLOYKIT_PROFILE", "").startswith("nsys"):
         return
     other = "choose torch:FIRST:LAST, which PyTorch's own profiler records"
     if launcher:
@@ -77,7 +76,7 @@ def around(program: Sequence[str], env: Environ, rank: cluster.Rank) -> None:
         _settle(env)
     elif file is not None and not file.exists():
         code = _Session(env, rank, file).run(program)
-        relay.exit_like(relay.ChildExit(code, stopped=False))
+        signals.exit_like(code)
 
 
 def _settle(env: Environ) -> None:
@@ -85,9 +84,8 @@ def _settle(env: Environ) -> None:
     above = int(env.pop(BELOW))
     with contextlib.suppress(PermissionError):  # nsys has made it a leader
         os.setpgid(0, 0)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    threading.Thread(target=_end_with, args=(above,), daemon=True).start()  # it gets no signal
-    signal.pthread_sigmask(signal.SIG_SETMASK, set(before) - {signal.SIGINT, signal.SIGHUP})
+    signals.start_thread(_end_with, above)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGHUP])
 
 
 def _end_with(above: int) -> None:
@@ -114,11 +112,11 @@ class _Session:
     def run(self, program: Sequence[str]) -> int:
         """Run the program; the code with which its rank has exited."""
         count = {"TORCHELASTIC_RESTART_COUNT": self._env["DEPLOYKIT_ROUND"]}
-        records.register({**self._env, **count}, self._ranks, self._number)
+        records.register({**self._env, **count}, self._ranks, self._number, os.getpid())
         with records.writing(self._ranks, f"rank-{self._number}"):
             child = self._start(program)
             while child.poll() is None or self._living():
-                received = signals.wait([*relay.FORWARDED, signal.SIGCHLD], _TICK)
+                received = signals.wait([*signals.FORWARDED, signal.SIGCHLD], _TICK)
                 if received and received.number != signal.SIGCHLD:
                     self._early.append(received.number)
                 self._forward()
@@ -131,8 +129,8 @@ class _Session:
         steps = _STEPS if ":" in self._env["DEPLOYKIT_PROFILE"] else ()
         output = str(self._file.with_suffix("")).replace("%", "%%")  # nsys adds the suffix
         argv = [_program(self._env) or "nsys", "profile", *_OPTIONS, *steps, f"--output={output}"]
-        argv += [sys.executable, LAUNCH, "--rank", "--", *program]
-        held = signals.hold([*relay.FORWARDED, signal.SIGCHLD]) | set(signals.STOPS)
+        argv += [sys.executable, LAUNCH, "--rank", *program]
+        held = signals.hold([*signals.FORWARDED, signal.SIGCHLD]) | set(signals.STOPS)
         try:
             return subprocess.Popen(
                 argv,

@@ -24,7 +24,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -135,6 +134,8 @@ def main(argv: Sequence[str]) -> None:
 
 def write(env: Environ, folder: Path, options: Options) -> None:
     """Take the stacks of this node's ranks, and write them into `folder`."""
+    from concurrent.futures import ThreadPoolExecutor  # not loaded in the launcher
+
     host = cluster.host_name(env)
     ranks = processes.here(env)
     with ThreadPoolExecutor(_AT_ONCE) as pool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.metadata
 import json
 import os
 import sys
@@ -15,7 +14,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from deploykit_node import cluster, records
+from deploykit_node import cluster, environment, records
 from deploykit_node.cluster import Environ
 from deploykit_node.log import now
 from deploykit_node.observe import processes
@@ -148,15 +147,8 @@ def _resident(pid: int) -> int | None:
 def software(devices: Devices) -> SoftwareRecord:
     """Versions of this Python and its packages, and the GPUs that the ranks see."""
     versions = {"Python": sys.version.split()[0], os.uname().sysname: os.uname().release}
-    versions |= {name: version for name in _PACKAGES if (version := _version(name))}
+    versions |= {it: version for it in _PACKAGES if (version := environment.version(it))}
     return {"versions": versions, "gpus": devices.names(), "driver": devices.driver()}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except Exception:  # noqa: BLE001 - what is broken there is no reason to end a run
-        return None
 
 
 class _Utilization(ctypes.Structure):

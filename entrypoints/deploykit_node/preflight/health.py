@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib.metadata
 import math
 import os
 import re
@@ -22,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from deploykit_node import environment
 from deploykit_node.network import interfaces
 from deploykit_node.preflight.peers import Record
 
@@ -81,7 +81,7 @@ _LINES = {
 def facts(env: Environ, route: interfaces.Route | None) -> Record:
     """What can make a job fail, sizes in bytes. `route` leads to another node."""
     interface = route.interface if route else None
-    nccl = next((version for version in map(_version, _NCCL) if version), None)
+    nccl = next((version for version in map(environment.version, _NCCL) if version), None)
     folders = sorted({env.get(name) or tempfile.gettempdir() for name in _FOLDERS})
     spaces = {folder: _free(folder) for folder in folders if folder.startswith("/")}  # not s3://
     return {
@@ -89,17 +89,10 @@ def facts(env: Environ, route: interfaces.Route | None) -> Record:
         "interface": interface,
         "mtu": interfaces.mtu(interface) if interface else None,
         "line_rate": line_rate(interface),
-        "versions": {"driver": _driver(), "torch": _version("torch"), "NCCL": nccl},
+        "versions": {"driver": _driver(), "torch": environment.version("torch"), "NCCL": nccl},
         "shm": _free(_SHM),
         "disks": {folder: space for folder, space in spaces.items() if space is not None},
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _driver() -> str | None:

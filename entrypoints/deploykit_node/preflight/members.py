@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import math
 import signal
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ import torch
 from torch import distributed
 from torch.distributed import PrefixStore, TCPStore
 
+from deploykit_node.network.elastic import listening_store
 from deploykit_node.preflight import group, speeds
 from deploykit_node.preflight.peers import Record
 
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> None:
 def _take_part(request: Record) -> None:
     """Keep the store, or be a rank."""
     if "store" in request:
-        store = _listening_store(request["store"])
+        store = listening_store(request["store"])
         _report({"port": store.port})
         signal.pause()
     local_rank = request["local_rank"]
@@ -57,17 +57,6 @@ def _take_part(request: Record) -> None:
     for line in sys.stdin:
         order = json.loads(line)
         _report(_measure(order) if "rounds" in order else _reduce(order, request["rank"], gpu))
-
-
-def _listening_store(host: str) -> TCPStore:
-    """A store that listens on the address `host` alone; TCPStore itself listens on every one."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.bind((host, 0))
-    listener.listen(socket.SOMAXCONN)
-    port = listener.getsockname()[1]
-    return TCPStore(
-        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-    )
 
 
 def _reduce(order: Record, rank: int, gpu: int | None) -> Record:

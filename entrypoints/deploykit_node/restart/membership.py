@@ -15,9 +15,6 @@ Everything is agreed upon through small files in ``members/ATTEMPT`` of the run 
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -199,7 +196,7 @@ class Membership:
         for path in self._run.glob("process-*.json") if self._run else ():
             path.unlink(missing_ok=True)
         record = {"members": members[: self._size.most]}
-        _create(self._path("generation", newest.number + 1), json.dumps(record) + "\n")
+        records.write_first(self._path("generation", newest.number + 1), record)
 
     def _lost(self, others: Sequence[Member]) -> str | None:
         """Which of the other members live no more, in words, unless they have ended."""
@@ -236,7 +233,7 @@ class Membership:
         return checkpoints.snapshot(self._env.get("DEPLOYKIT_CHECKPOINT_DIR", ""))
 
     def _note(self, why: str) -> dict[str, Any]:
-        _create(self._path("change", self._now.number), json.dumps({"why": why}) + "\n")
+        records.write_first(self._path("change", self._now.number), {"why": why})
         return {"why": why}
 
     def _path(self, what: str, number: int) -> Path:
@@ -262,17 +259,7 @@ def over(env: Environ) -> bool:
 def end_job(env: Environ, code: int) -> None:
     """Say that the job is over, with an exit code."""
     if records.folder(env) is not None:
-        records.make_folder(folder(env))
-        _create(folder(env) / "over", f"{code}\n")
-
-
-def _create(path: Path, text: str) -> None:
-    """Write a file that other nodes see at once and whole. The first one to create it wins."""
-    scratch = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
-    records.write_text(scratch, text)
-    with contextlib.suppress(FileExistsError):
-        os.link(scratch, path)
-    scratch.unlink()
+        records.write_first(folder(env) / "over", {"code": code})
 
 
 def run(words: Command, env: Environ, here: Cluster, attempt: Attempt, run_group: Run) -> NodeExit:
