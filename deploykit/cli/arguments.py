@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from deploykit.job.decode import DURATION
+from deploykit.job.file import Option
 
 _RESOURCES = (
     ("nodes", "N", "number of nodes; 2:4 for at least 2 and at most 4"),
@@ -57,7 +58,7 @@ def _job(parser: ArgumentParser) -> None:
         action="append",
         dest="set",
         default=[],
-        type=lambda module: f"entrypoint={json.dumps({'module': module})}",
+        type=lambda module: Option("-m", f"entrypoint={json.dumps({'module': module})}"),
         metavar="MODULE",
         help="run this module, as `python -m` does, in place of the job file's script",
     )
@@ -69,10 +70,14 @@ def _job(parser: ArgumentParser) -> None:
             action="append",
             dest="set",
             default=[],
-            type=f"resources.{key}={{}}".format,
+            type=partial(_option, f"--{name}", f"resources.{key}"),
             metavar=metavar,
             help=text,
         )
+
+
+def _option(option: str, key: str, value: str) -> Option:
+    return Option(option, f"{key}={value}")
 
 
 def _set(parser: ArgumentParser) -> None:
@@ -120,7 +125,7 @@ def _again(parser: ArgumentParser) -> None:
 def _sending(parser: ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print what would be sent")
     parser.add_argument(
-        "--wait",
+        *("-w", "--wait"),
         action="store_true",
         help="follow the logs, and exit with the exit code of the run",
     )

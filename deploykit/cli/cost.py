@@ -15,7 +15,7 @@ from deploykit.backends import base as backend
 from deploykit.cli import output
 from deploykit.cost import cap, money
 from deploykit.cost.estimate import CASES, Estimate
-from deploykit.job.file import JobFile
+from deploykit.job.file import JobFile, Option
 from deploykit.run import budgets, lifecycle
 
 SHARED = ("job", "backend")
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _job(args: argparse.Namespace) -> tuple[str, JobFile]:
     """The job for one backend; its cap is shown and not enforced. Raises JobFileError."""
-    own = [f"max_cost={args.max_cost}"] if args.max_cost else []
+    own = [Option("--max-cost", f"max_cost={args.max_cost}")] if args.max_cost else []
     name = lifecycle.chosen(args.backend, lifecycle.read(args.job, args.set).data)
     file = lifecycle.load(args.job, [*args.set, *own], [name], args.arguments)
     others = ("max_cost", "stop_at_cap", "budget")
