@@ -165,7 +165,8 @@ def check(
 ) -> list[Problem]:
     """The warnings about a job, found without network or credentials.
 
-    `backend` is one name or several; the default is each backend that has a section in the job.
+    `backend` is one name or several; the default is the job's `backend` and each backend
+    that has a section in it, else the user's default.
 
     Raises JobFileError with every error; with `strict` also where there are only warnings.
     """

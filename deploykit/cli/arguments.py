@@ -99,13 +99,18 @@ def _backend(parser: ArgumentParser) -> None:
     )
 
 
+def _only_backend(parser: ArgumentParser) -> None:
+    text = "only for this backend (default: those of the job file, else the default backend)"
+    parser.add_argument(*("-b", "--backend"), metavar="BACKEND", help=text)
+
+
 def _backends(parser: ArgumentParser) -> None:
     parser.add_argument(
         *("-b", "--backend"),
         action="append",
         default=[],
         metavar="BACKEND",
-        help="check for this backend (repeatable)",
+        help="check for this backend (repeatable; default: those of the job file)",
     )
 
 
@@ -171,6 +176,7 @@ _ADD: dict[str, Callable[[ArgumentParser], None]] = {
     "job": _job,
     "set": _set,
     "backend": _backend,
+    "only_backend": _only_backend,
     "backends": _backends,
     "strict": _strict,
     "again": _again,

@@ -88,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
     output.warnings(prepared.warnings)
     if args.job.suffix == ".py" and isinstance(prepared.source, Path) and prepared.source.exists():
         output.note(f"note: {args.job}, with the settings of {prepared.source}")
+    if prepared.others:
+        output.note(_default_used(prepared))
     if args.save:
         _save(args, overrides)
     if not args.json:
@@ -110,6 +112,12 @@ def run(args: argparse.Namespace) -> int:
     from deploykit.cli import wait  # not needed for a dry run
 
     return wait.follow(row, as_json=args.json, timeout=None)
+
+
+def _default_used(prepared: Prepared) -> str:
+    """Say that the job has sections, of other backends than the default one, which it uses."""
+    others, used = " and ".join(prepared.others), prepared.plan.backend
+    return f"note: runs on {used}, the default; the job has a section for {others}: -b chooses"
 
 
 def _bars() -> contextlib.AbstractContextManager[None]:

@@ -570,3 +570,48 @@ def test_output_into_a_string(argv, capsys):
     with contextlib.redirect_stdout(held):
         assert cli.main(argv) == code
     assert held.getvalue() == printed
+
+
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        ("", ["local"]),
+        ("slurm: {partition: cpu}\n", ["slurm"]),
+        ("slurm: {}\nlocal: {}\n", ["local", "slurm"]),
+        ("backend: slurm\n", ["slurm"]),
+        ("backend: local\nslurm: {}\n", ["local", "slurm"]),
+    ],
+)
+def test_check_cost_when_and_doctor_mean_the_same_backends(
+    project, capsys, monkeypatch, sections, named
+):
+    with (project / "job.yaml").open("a") as file:
+        file.write(sections)
+    monkeypatch.setattr("deploykit.backends.slurm.when", lambda plan: [])
+    monkeypatch.setattr("deploykit.backends.slurm.examine", lambda *_, **__: [])
+
+    def backends(verb):
+        run(verb, "--json")
+        shown = json.loads(capsys.readouterr().out)
+        return [one["backend"] for one in shown.get("backends", [shown])]
+
+    assert backends("cost") == backends("when") == named
+    run("check", "--json")
+    assert json.loads(capsys.readouterr().out)["backends"] == named
+    run("doctor")
+    shown = capsys.readouterr().out
+    assert [name for name in ("local", "slurm") if f"{name}: " in shown] == named
+
+
+def test_a_submit_to_the_default_backend_names_the_sections_of_others(project, capsys, monkeypatch):
+    with (project / "job.yaml").open("a") as file:
+        file.write("slurm: {}\n")
+    note = "note: runs on local, the default; the job has a section for slurm: -b chooses"
+    assert run("submit", "--dry-run") == 0
+    assert note in capsys.readouterr().err
+    for explicit in (["-b", "local"], ["--set", "backend=local"]):
+        assert run("submit", "--dry-run", *explicit) == 0
+        assert "the default" not in capsys.readouterr().err
+    monkeypatch.setenv("DEPLOYKIT_BACKEND", "local")
+    assert run("submit", "--dry-run") == 0
+    assert "the default" not in capsys.readouterr().err
