@@ -134,8 +134,8 @@ def load(
     known = [*names, *_sections(set(tree).difference(names), backends)]
     problems: list[Problem] = []
     written = {key: key for key in tree}
-    if unknown := [key for key in tree if key not in known]:
-        problems += spelling.unknown_keys("", unknown, known)
+    if not set(tree).issubset(known):
+        problems += spelling.unknown_keys("", tree, known)
         written |= {meant: key for key, meant in spelling.meant(tree, known).items()}
     parts: dict[str, tuple[type[Any], Any]] = {
         "": (JobSpec, {name: tree[written[name]] for name in names if name in written}),

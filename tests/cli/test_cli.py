@@ -615,3 +615,27 @@ def test_a_submit_to_the_default_backend_names_the_sections_of_others(project, c
     monkeypatch.setenv("DEPLOYKIT_BACKEND", "local")
     assert run("submit", "--dry-run") == 0
     assert "the default" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("entrypoint: train.py", "expected a section, got 'train.py' (for example entrypoint: {"),
+        ("resources: {gpus: 4}", "resources.gpus: unknown key (did you mean `gpus_per_node: 4`?)"),
+        ("resources: {ranks: 4}", "unknown key (did you mean `processes_per_node: 4`?)"),
+        ("resources: {num_nodes: 2}", "unknown key (did you mean `nodes: 2`?)"),
+        ("resources: {walltime: 1h}", "unknown key (did you mean `time_limit: 1h`?)"),
+        ("sagemaker: {distribution: torch_ddp}", "(did you mean 'torch_distributed'?)"),
+        ("sagemaker: {distribution: pytorch_ddp}", "(torch_distributed starts the ranks"),
+        ("sagemaker: {distribution: ddp}", "(torch_distributed starts the ranks"),
+        ("sagemaker: {distribution: mip}", "(did you mean 'mpi'?)"),
+    ],
+)
+def test_what_other_programs_write_is_answered_with_an_example(project, capsys, text, said):
+    name, _, _ = text.partition(":")
+    keys = {"name": "name: x", "entrypoint": "entrypoint: {script: train.py}", name: text}
+    (project / "job.yaml").write_text("\n".join(keys.values()) + "\n")
+    assert run("check") == 65
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert "mean 'pytorchddp'" not in shown
