@@ -18,7 +18,7 @@ from deploykit.job.model import LogLine
 from deploykit_node.network import interfaces
 from deploykit_node.network.interfaces import Route
 
-CHOSEN = "network: {0} ({1}) is the route to another node ({2}): NCCL_SOCKET_IFNAME=={0}"
+CHOSEN = 'network: {0} ({1}) is the route to another node ({2}): NCCL_SOCKET_IFNAME="={0}"'
 
 
 def case(*lines):
