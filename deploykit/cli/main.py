@@ -240,7 +240,7 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
     """The command line, and what stands after ``--``: arguments of the trainer, for any job."""
     if "--" not in argv or argv[0] not in VERBS:
         return argv, []
-    if argv[0] not in {"exec", "rerun"} and "job" not in _shared(_module(argv[0])):
+    if argv[0] not in {"exec", "rerun", "sweep"} and "job" not in _shared(_module(argv[0])):
         return argv, []
     end = argv.index("--")
     return argv[:end], argv[end + 1 :]
