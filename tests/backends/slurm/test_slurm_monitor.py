@@ -68,6 +68,21 @@ def test_many_runs_cost_one_squeue_and_those_that_ended_one_scontrol(answers):
 
 
 @pytest.mark.parametrize(
+    ("after", "reason"),
+    [
+        ({}, "waiting for the job that it depends on"),
+        ({"prep": "succeeded"}, "waiting for run prep"),
+        ({"prep": "succeeded", "data": "ended"}, "waiting for the runs prep, data"),
+    ],
+)
+def test_a_run_that_waits_for_others_names_them(answers, tmp_path, after, reason):
+    answers["squeue"] = SQUEUE
+    (tmp_path / "job.json").write_text(json.dumps({"name": "d", "slurm": {"after": after}}))
+    waiting = handle(37, "run-d", tmp_path)
+    assert jobs.status([waiting])[waiting].reason == reason
+
+
+@pytest.mark.parametrize(
     ("job", "name", "native"), [(34, "run-z", "no record"), (42, "run-c", "TIMEOUT")]
 )
 def test_a_job_is_known_by_its_name_and_sacct_is_queried_last(answers, job, name, native):
