@@ -24,20 +24,15 @@ class Problem(NamedTuple):
     source: str | None = None
     argument: str | None = None
 
-    @property
-    def place(self) -> str:
-        """The start of a message: where the value was set, and nothing for the file as a whole."""
-        if self.argument:
-            return f"argument {self.argument}: "
-        line = f"line {self.line}: " if self.line else ""
-        return f"{line}{self.path}: " if self.path else line
-
     def __str__(self) -> str:
         """The problem in one line, for exceptions; `cli/output.py` prints two."""
         mark = "warning: " if self.severity == "warning" else ""
+        line = f"line {self.line}: " if self.line else ""
+        path = f"{self.path}: " if self.path else ""
+        place = f"argument {self.argument}: " if self.argument else f"{line}{path}"
         hint = f" ({_in_python(self.hint)})" if self.hint else ""
         source = f"; see {self.source}" if self.source else ""
-        return f"{mark}{self.place}{self.message}{hint}{source}"
+        return f"{mark}{place}{self.message}{hint}{source}"
 
 
 def _in_python(hint: str) -> str:

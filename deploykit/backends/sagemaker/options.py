@@ -271,7 +271,7 @@ class Options:
         str | None,
         Help(
             "Container image, instead of `framework_version`; required for PyTorch 2.9 and later.",
-            example=catalog.later_image(catalog.LATEST, "us-east-1", "ml.g5.12xlarge"),
+            example=catalog.NEWEST_IMAGE,
         ),
         IMAGE,
     ] = None
