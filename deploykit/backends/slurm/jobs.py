@@ -55,6 +55,13 @@ def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
     return {handle: status_by_handle[handle] for handle in handles}
 
 
+def task_status(handle: Handle) -> Sequence[Status]:
+    """The status of each task of a job array, in order; empty where the run is not one."""
+    tasks = arrays.task_handles(handle, arrays.tasks(handle) or 0)
+    by_task = _status_on(_host(handle), [handle], tasks) if tasks else {}
+    return [by_task[task] for task in tasks]
+
+
 def _array_status(array: Handle, statuses: Sequence[Status]) -> Status:
     if any(status.native in {_NO_RECORD, _EXIT_RECORD} for status in statuses) and (
         problem := commands.wrong_cluster(Path(array.folder), _host(array))
