@@ -99,9 +99,9 @@ class RunMetrics:
             for _ in self._reader.feed([LogLine(state, rank=0, time=moment, bar=True)]):
                 pass
         now = None if State(self.row.state).final else time.time()
-        found = progress.of(self.collection, self._reader, self._length, now)
+        current = progress.of(self.collection, self._reader, self._length, now)
         # at the pace before a stall it would end soon, and it may never end
-        return replace(found, left=None) if stacks.STALLED in self.row.reason else found
+        return replace(current, left=None) if stacks.STALLED in self.row.reason else current
 
     def _lines(
         self, *, fetch: bool, heard: Callable[[LogLine], object] | None

@@ -222,8 +222,8 @@ class _Supervisor:
 
     def _notify_late_ranks(self) -> None:
         """Send the notices to ranks that have started since, once they do not ignore them."""
-        for number, told in self._notices.items():
-            new = set(records.living(self._ranks).values()) - told
+        for number, notified in self._notices.items():
+            new = set(records.living(self._ranks).values()) - notified
             new = {pid for pid in new if signals.caught(pid, number)}
             for pid in new:
                 _send(os.kill, pid, number)
@@ -231,7 +231,7 @@ class _Supervisor:
                 self._options.say(
                     f"{signals.name(number)} forwarded to {_count(new)} that started later"
                 )
-            told |= new
+            notified.update(new)
         self._check_at = min(self._check_at, time.monotonic() + LATE)
 
     def _grace(self, *, slurm: bool) -> float:
