@@ -213,7 +213,7 @@ def check_torch(job: JobSpec, python: Path) -> Iterator[Problem]:
     if missing:
         message = f"PyTorch is not installed for {python}, which runs the job"
         hint = f"{python} -m pip install torch, or set `environment` to one that has it"
-        yield Problem("", message, hint, severity=severity)
+        yield Problem("environment", message, hint, severity=severity)
 
 
 def _packages(python: Path) -> list[Path]:
