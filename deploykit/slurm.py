@@ -7,6 +7,7 @@ all ranks of a distributed job instead.
 
     executor("job.yaml").submit(train, lr=0.1).result()
     executor("job.yaml").map_array(train, [0.1, 0.01])     # one sbatch
+    executor("job.yaml", ["resources.nodes=2"]).submit(train).results()  # one for each process
 
 submitit's own defaults are removed: its wckey, its time limit of five minutes, and its throttling
 of arrays and submits. States come from squeue instead of sacct, which not every site has.

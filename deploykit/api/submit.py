@@ -165,7 +165,8 @@ def check(
 ) -> list[Problem]:
     """Return the warnings about a job, without using the network or credentials.
 
-    `backend` is one name or several; the default is every backend with a section in the job.
+    `backend` is one name or several; the default is the job's `backend` and each backend that has a
+    section in it, or else the user's default.
 
     Raises JobFileError with every error; with `strict`, also if there are only warnings.
     """

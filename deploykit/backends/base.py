@@ -261,6 +261,9 @@ class Capabilities(Backend, Protocol):
     def tasks(self, handle: Handle) -> int | None:
         """The number of tasks of a run; None if it is not an array."""
 
+    def task_status(self, handle: Handle) -> Sequence[Status]:
+        """The status of each task of a job array, in order; empty where the run is not one."""
+
     def await_end(self, handles: Sequence[Handle], timeout: float) -> None:
         """Return once a running job seems to have ended, after `timeout` seconds at the latest.
 

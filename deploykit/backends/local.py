@@ -28,7 +28,7 @@ from deploykit.bundle import archive as bundles
 from deploykit.cost import cap
 from deploykit.cost.estimate import Estimate, for_machine
 from deploykit.doctor import local as doctor
-from deploykit.job import environments, machine
+from deploykit.job import checks, environments, machine
 from deploykit.job.decode import NOT_EMPTY, Help
 from deploykit.job.model import (
     MONEY,
@@ -93,6 +93,8 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
         python = environments.python(job.environment)
     yield from _check_python(_python(options))
     yield from backend.check_program(job, Path(python) if python else None)
+    if python:
+        yield from checks.check_torch(job, Path(python))
     yield from backend.missing_data(job)
     yield from backend.check_ranks(job)
     wants_nsys = (job.profile or "").startswith("nsys") and job.environment is None

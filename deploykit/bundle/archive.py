@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from deploykit.bundle import node_plane, revision, secret_scan
-from deploykit.bundle.source_tree import changed, opened, rules_of, walk
+from deploykit.bundle.source_tree import (
+    changed,
+    is_lfs_pointer,
+    lfs_warning,
+    opened,
+    rules_of,
+    walk,
+)
 from deploykit.job.model import Bundle, Entry, Problem
 from deploykit.lib import paths, progress, shell, units
 from deploykit.lib.errors import CannotWrite, JobFileError
@@ -40,11 +47,15 @@ def scan(source: Path, limit: int) -> Bundle:
     if any(problem.severity == "error" for problem in problems):
         raise JobFileError(f"the source folder {source}", problems)
     secrets: dict[str, list[secret_scan.Secret]] = {}
+    pointers: list[str] = []
     for entry in files:
         if entry.target is None and not rules.wanted(entry.path):
             with opened(source, entry) as file:
+                if is_lfs_pointer(file, entry):
+                    pointers.append(entry.path)
                 if of_file := secret_scan.find(file):
                     secrets[entry.path] = of_file
+    problems += [lfs_warning(pointers)] if pointers else []
     left_out = [path for path, of_file in secrets.items() if secret_scan.has_key(of_file)]
     travel = [entry for entry in files if entry.path not in left_out]
     for path, content in node_plane.node_plane().items():

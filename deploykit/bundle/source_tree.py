@@ -46,6 +46,13 @@ _ENVIRONMENT = frozenset({"pyvenv.cfg", "conda-meta"})
 """What the folder of a virtual environment, or of one of conda's, contains."""
 _MAX_IGNORE_FILE = 1 << 20
 """Bytes."""
+_OUR_PAGE = b'<meta name="generator" content="deploykit">'
+"""At the start of a report (templates/report/page.html.j2)."""
+_LFS = b"version https://git-lfs.github.com/spec/"
+_MAX_LFS_POINTER = 1024
+"""Bytes: https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md"""
+_START = 512
+"""Bytes of a file that tell what it is."""
 
 _Decide = Callable[[str], bool | None]
 """The decision of an ignore file about a path in its folder; None where no pattern matches.
@@ -207,7 +214,7 @@ def rules_of(source: Path) -> IgnoreRules:
 def walk(source: Path, rules: IgnoreRules, problems: list[Problem]) -> Iterator[Entry]:
     """Every file and link below `source` that is not ignored; unusable ones become problems.
 
-    A Python environment is left out, with a warning.
+    A Python environment is left out, with a warning, and so are deploykit's own reports.
     """
     top, state = os.path.realpath(source), str(paths.state())
     state_name = os.path.basename(state)  # noqa: PTH119 - as text
@@ -248,6 +255,8 @@ def walk(source: Path, rules: IgnoreRules, problems: list[Problem]) -> Iterator[
             entry = _link(item, path, top) if item.is_symlink() else _file(item, path)
             if isinstance(entry, Problem):
                 problems.append(entry)
+            elif _is_report(source, entry) and not rules.wanted(path):
+                continue
             else:
                 yield entry
 
@@ -262,6 +271,32 @@ def opened(source: Path, entry: Entry) -> IO[bytes]:
         raise JobFileError("the source folder", [_unreadable(entry.path, error)]) from error
     except OSError as error:
         raise changed(entry.path) from error
+
+
+def _is_report(source: Path, entry: Entry) -> bool:
+    """Whether a file is a page that deploykit has written."""
+    if entry.target is not None or not entry.path.endswith(".html"):
+        return False
+    with opened(source, entry) as file:
+        return _OUR_PAGE in file.read(_START)
+
+
+def is_lfs_pointer(file: IO[bytes], entry: Entry) -> bool:
+    """Whether a file, open at its start, is a pointer of Git LFS."""
+    if not len(_LFS) < entry.size <= _MAX_LFS_POINTER:
+        return False
+    start = file.read(len(_LFS))
+    file.seek(0)
+    return start == _LFS
+
+
+def lfs_warning(pointers: list[str]) -> Problem:
+    """The warning about files that hold no content."""
+    more = f" and {len(pointers) - 1} more" if len(pointers) > 1 else ""
+    are = "are pointers" if more else "is a pointer"
+    message = f"{pointers[0]}{more} {are} of Git LFS, without the content"
+    hint = "`git lfs pull` downloads it; or list them in .deploykitignore"
+    return Problem("source", message, hint, severity="warning")
 
 
 def changed(path: str) -> TryAgain:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from deploykit.job.decode import DURATION
+from deploykit.job.file import Option
 
 _RESOURCES = (
     ("nodes", "N", "number of nodes; 2:4 for at least 2 and at most 4"),
@@ -57,7 +58,7 @@ def _job(parser: ArgumentParser) -> None:
         action="append",
         dest="set",
         default=[],
-        type=lambda module: f"entrypoint={json.dumps({'module': module})}",
+        type=lambda module: Option("-m", f"entrypoint={json.dumps({'module': module})}"),
         metavar="MODULE",
         help="run this module, as `python -m` does, in place of the job file's script",
     )
@@ -69,10 +70,14 @@ def _job(parser: ArgumentParser) -> None:
             action="append",
             dest="set",
             default=[],
-            type=f"resources.{key}={{}}".format,
+            type=partial(_option, f"--{name}", f"resources.{key}"),
             metavar=metavar,
             help=text,
         )
+
+
+def _option(option: str, key: str, value: str) -> Option:
+    return Option(option, f"{key}={value}")
 
 
 def _set(parser: ArgumentParser) -> None:
@@ -94,13 +99,18 @@ def _backend(parser: ArgumentParser) -> None:
     )
 
 
+def _only_backend(parser: ArgumentParser) -> None:
+    text = "only for this backend (default: those of the job file, else the default backend)"
+    parser.add_argument(*("-b", "--backend"), metavar="BACKEND", help=text)
+
+
 def _backends(parser: ArgumentParser) -> None:
     parser.add_argument(
         *("-b", "--backend"),
         action="append",
         default=[],
         metavar="BACKEND",
-        help="check for this backend (repeatable)",
+        help="check for this backend (repeatable; default: those of the job file)",
     )
 
 
@@ -120,7 +130,7 @@ def _again(parser: ArgumentParser) -> None:
 def _sending(parser: ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print what would be sent")
     parser.add_argument(
-        "--wait",
+        *("-w", "--wait"),
         action="store_true",
         help="follow the logs, and exit with the exit code of the run",
     )
@@ -166,6 +176,7 @@ _ADD: dict[str, Callable[[ArgumentParser], None]] = {
     "job": _job,
     "set": _set,
     "backend": _backend,
+    "only_backend": _only_backend,
     "backends": _backends,
     "strict": _strict,
     "again": _again,

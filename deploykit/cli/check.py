@@ -1,6 +1,6 @@
 """Find every problem in a job file, without network, credentials or a cluster.
 
-Without --backend: for every backend that has a section in the file, or else for this machine.
+Without --backend: for `backend` of the file and for each of its sections, else for the default.
 
 deploykit check -b slurm -b sagemaker
 deploykit check exp.yaml --set resources.nodes=2 --strict

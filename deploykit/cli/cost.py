@@ -1,5 +1,7 @@
 """Estimate what a job costs on its backend, in the low, the likely and the worst case.
 
+Without --backend: for `backend` of the file and for each of its sections, else for the default.
+
 deploykit cost exp.yaml --explain               with each sum explained
 deploykit cost --set resources.nodes=4 --json   for programs
 deploykit cost --refresh                        fetch current prices first
@@ -15,10 +17,10 @@ from deploykit.backends import base as backend
 from deploykit.cli import output
 from deploykit.cost import cap, money
 from deploykit.cost.estimate import CASES, Estimate
-from deploykit.job.file import JobFile
+from deploykit.job.file import JobFile, Option
 from deploykit.run import budgets, lifecycle
 
-SHARED = ("job", "backend")
+SHARED = ("job", "only_backend")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,10 +34,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    name, file = _job(args)
+    names = [args.backend] if args.backend else lifecycle.named(args.job, args.set)
+    records = [_cost(name, args, heading=len(names) > 1) for name in names]
+    if args.json:
+        output.emit(records[0] if len(records) == 1 else {"backends": records})
+    return 0
+
+
+def _cost(name: str, args: argparse.Namespace, *, heading: bool) -> dict[str, Any]:
+    """Return what the job costs on one backend, and print it unless JSON is wanted."""
+    file = _job(name, args)
     options = file.sections[name]
     engine = backend.require(name, "cost")
-    if args.refresh:
+    if args.refresh and (args.backend or backend.offers(engine, "refresh_prices")):
         prices = backend.require(name, "refresh_prices")
         output.note(prices.refresh_prices(file.job, options))
     estimate = engine.cost(file.job, options)
@@ -43,28 +54,27 @@ def run(args: argparse.Namespace) -> int:
     if backend.offers(engine, "refresh_prices"):
         others = engine.alternatives(file.job, options)
     use = budgets.of(file.job.budget) if file.job.budget is not None else None
-    if args.json:
-        more: dict[str, Any] = {"others": {way: other.cases() for way, other in others.items()}}
-        more |= {"max_cost": file.job.max_cost, "budget": use and use.data()}
-        output.emit({"backend": name, **estimate.data(), **more})
-        return 0
-    _show(name, estimate, others, explain=args.explain)
-    if use is not None:
-        output.say(str(use))
-    if file.job.max_cost is not None and estimate.charges:
-        _show_cap(money.parse(file.job.max_cost), estimate)
-    return 0
+    if not args.json:
+        if heading and not estimate.free:
+            output.say(f"{name}:")
+        _show(name, estimate, others, explain=args.explain)
+        if use is not None:
+            output.say(str(use))
+        if file.job.max_cost is not None and estimate.charges:
+            _show_cap(money.parse(file.job.max_cost), estimate)
+    more: dict[str, Any] = {"others": {way: other.cases() for way, other in others.items()}}
+    more |= {"max_cost": file.job.max_cost, "budget": use and use.data()}
+    return {"backend": name, **estimate.data(), **more}
 
 
-def _job(args: argparse.Namespace) -> tuple[str, JobFile]:
+def _job(name: str, args: argparse.Namespace) -> JobFile:
     """The job for one backend; its cap is shown and not enforced. Raises JobFileError."""
-    own = [f"max_cost={args.max_cost}"] if args.max_cost else []
-    name = lifecycle.chosen(args.backend, lifecycle.read(args.job, args.set).data)
+    own = [Option("--max-cost", f"max_cost={args.max_cost}")] if args.max_cost else []
     file = lifecycle.load(args.job, [*args.set, *own], [name], args.arguments)
     others = ("max_cost", "stop_at_cap", "budget")
     problems = [one for one in lifecycle.problems(file, name) if one.path not in others]
     output.warnings(file.raise_on(problems))
-    return name, file
+    return file
 
 
 def _show(name: str, estimate: Estimate, others: Mapping[str, Estimate], *, explain: bool) -> None:

@@ -1,7 +1,7 @@
 """Check the target for anything that would block the job: each finding, its evidence and its fix.
 
-Changes and starts nothing. Without --backend: every backend that has a section in the file, or else
-this machine. Exits with 0 when nothing would block the job, with 80 otherwise.
+Changes and starts nothing. Without --backend: `backend` of the file and each backend that has a
+section in it, else the default. Exits with 0 when nothing would block the job, with 80 otherwise.
 
 deploykit doctor -b sagemaker --fix terraform
 deploykit doctor -b slurm --save facts

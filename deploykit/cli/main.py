@@ -19,7 +19,7 @@ import time
 from typing import Any, NoReturn
 
 from deploykit.cli import closed_pipe
-from deploykit.job.spelling import did_you_mean
+from deploykit.job.spelling import did_you_mean, nearest
 from deploykit.lib import paths
 from deploykit.lib.errors import (
     CannotWrite,
@@ -85,6 +85,15 @@ VERBS = {name: text for group in GROUPS.values() for name, text in group.items()
 _WRITE_ERRORS = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.ENOSPC, errno.EPERM, errno.EROFS}
 _PACKAGES = ("torch", "submitit", "boto3", "sagemaker")
 """Packages that `--version` looks for, without importing them."""
+_OTHER_NAMES = {
+    **dict.fromkeys(("ls", "ps", "history", "runs", "jobs"), "list"),
+    **dict.fromkeys(("run", "start", "launch", "up"), "submit"),
+    **dict.fromkeys(("stop", "kill", "down"), "cancel"),
+    **dict.fromkeys(("delete", "del", "remove"), "rm"),
+    "tail": "logs --follow",
+    "ssh": "shell",
+}
+"""Verbs of similar programs, and the command here."""
 _INTERRUPTED = 130
 _PIPE_CLOSED = 141
 _USAGE = UsageError.exit_code
@@ -108,6 +117,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(argv: list[str]) -> int:
     as_json = "--json" in argv
+    argv = _without_help_verb(argv)
     try:
         _require_known(argv[:1])
         own, arguments = _split(argv)
@@ -183,17 +193,30 @@ def _overview() -> str:
     return "\n".join(lines)
 
 
+def _without_help_verb(argv: list[str]) -> list[str]:
+    """Return the command line with `help`, `version` and no verb at all as options."""
+    match argv:
+        case [] | ["help"]:
+            return ["--help"]
+        case ["help", verb, *_]:
+            return [verb, "--help"]
+        case ["version", *_]:
+            return ["--version"]
+    return argv
+
+
 def _require_known(chosen: list[str]) -> None:
-    """Raise UsageError for an unknown verb, with the one that was probably meant, or for none."""
-    if not chosen:
-        hint = "start with `deploykit init`; `deploykit --help` lists all commands"
-        raise UsageError("no command is given", hint=hint)
-    for verb in chosen:
-        if verb not in VERBS and not verb.startswith("-"):
-            hint = did_you_mean(verb, VERBS) or "see `deploykit --help`"
-            if verb == "help":
-                hint = "`deploykit --help` lists the commands, `deploykit VERB --help` explains one"
-            raise UsageError(f"unknown command {verb!r}", hint=hint)
+    """Raise UsageError for an unknown verb or option, with the one that was probably meant."""
+    for word in chosen:
+        if word.startswith("-"):
+            if word not in {"-h", "--help", "--version"}:
+                hint = "options follow a command, as in `deploykit submit --wait`"
+                hint = did_you_mean(word, ["--help", "--version"]) or hint
+                raise UsageError(f"no command before {word}", hint=hint)
+        elif word not in VERBS:
+            meant = _OTHER_NAMES.get(word) or nearest(word, VERBS)
+            hint = f"did you mean `deploykit {meant}`?" if meant else "see `deploykit --help`"
+            raise UsageError(f"unknown command {word!r}", hint=hint)
 
 
 def _with_hyphens(word: str) -> str:
@@ -219,7 +242,7 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
     """The command line, and what stands after ``--``: arguments of the trainer, for any job."""
     if "--" not in argv or argv[0] not in VERBS:
         return argv, []
-    if argv[0] not in {"exec", "rerun"} and "job" not in _shared(_module(argv[0])):
+    if argv[0] not in {"exec", "rerun", "sweep"} and "job" not in _shared(_module(argv[0])):
         return argv, []
     end = argv.index("--")
     return argv[:end], argv[end + 1 :]

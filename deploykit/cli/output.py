@@ -177,8 +177,9 @@ def warnings(problems: Iterable[Problem]) -> None:
 def _problem(problem: Problem, mark: str) -> Iterator[str]:
     line = f"line {problem.line}: " if problem.line else ""
     path = f"{problem.path}: " if problem.path else ""
+    place = f"argument {problem.argument}: " if problem.argument else f"{line}{path}"
     hint = f" ({problem.hint})" if problem.hint else ""
-    yield f"{mark}{line}{path}{problem.message}{hint}"
+    yield f"{mark}{place}{problem.message}{hint}"
     if problem.source:
         yield f"  see {problem.source}"
 

@@ -7,9 +7,14 @@ deploykit status exp-1 --json
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import Any
 
+from deploykit.backends import base as backend
 from deploykit.cli import describe, output
-from deploykit.job.model import State
+from deploykit.job.model import State, Status
+from deploykit.lib import units
+from deploykit.observe import exit_records
 from deploykit.run import diagnosis as run_diagnosis
 from deploykit.run import metrics as run_metrics
 from deploykit.run import registry
@@ -17,16 +22,54 @@ from deploykit.run import state as run_state
 from deploykit.run.registry import Run
 
 SHARED = ("runs",)
+_MAX_TASKS = 100
+"""Tasks of a job array that are printed."""
 
 
 def run(args: argparse.Namespace) -> int:
     rows = run_state.refresh(registry.selected(args.run))
     if args.json:
-        output.emit([output.run_data(row) for row in rows])
-    else:
-        for row in rows:
-            output.run_text(row, run_diagnosis.brief(row), _progress(row))
+        output.emit([_data(row) for row in rows])
+        return 0
+    for row in rows:
+        output.run_text(row, run_diagnosis.brief(row), _progress(row))
+        tasks = _tasks(row)
+        for number, (status, count) in enumerate(tasks[:_MAX_TASKS]):
+            code = f", exit code {status.exit_code}" if status.exit_code is not None else ""
+            reason = f": {status.reason}" if status.reason else ""
+            files = "" if count is None else f", {units.plural(count, 'file')}"
+            output.say(f"  task {number}: {status.state.value}{code}{files}{reason}")
+        if len(tasks) > _MAX_TASKS:
+            output.say(f"  and {len(tasks) - _MAX_TASKS} more tasks: --json lists all")
     return 0
+
+
+def _tasks(row: Run) -> list[tuple[Status, int | None]]:
+    """The status of each task of a job array, and how many files it has written, if it ended."""
+    engine = backend.find(row.backend)
+    if row.handle is None or not backend.offers(engine, "task_status"):
+        return []
+    tasks = []
+    for number, status in enumerate(engine.task_status(row.handle)):
+        record = exit_records.written(Path(row.folder, "tasks", str(number)))
+        places = (record.output, record.checkpoints, record.working_folder) if record else ()
+        tasks.append((status, sum(place.count for place in places) if record else None))
+    return tasks
+
+
+def _data(row: Run) -> dict[str, Any]:
+    """A run as JSON, with the tasks of a job array."""
+    tasks = [
+        {
+            "task": number,
+            "state": status.state.value,
+            "exit_code": status.exit_code,
+            "reason": status.reason,
+            "files": count,
+        }
+        for number, (status, count) in enumerate(_tasks(row))
+    ]
+    return {**output.run_data(row), **({"tasks": tasks} if tasks else {})}
 
 
 def _progress(row: Run) -> str:

@@ -19,6 +19,7 @@ from deploykit.cli import arguments, output
 from deploykit.cost import cap
 from deploykit.job import script as script_job
 from deploykit.job.checks import DEBUGGER
+from deploykit.job.file import Option
 from deploykit.job.model import Entry
 from deploykit.lib import paths, units
 from deploykit.run import budgets, lifecycle
@@ -31,7 +32,8 @@ _LARGE = 10_000_000
 """Bytes of a source above which its largest files are named."""
 _SHOWN = 3
 _SWITCHES = ("preflight", "debug", "stop_at_cap")
-"""Options that are keys of a job."""
+_VALUES = ("max_cost", "profile")
+"""Options that are keys of a job: those without and with a value."""
 SHARED = ("job", "backend", "strict", "sending")
 
 
@@ -86,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
     output.warnings(prepared.warnings)
     if args.job.suffix == ".py" and isinstance(prepared.source, Path) and prepared.source.exists():
         output.note(f"note: running {args.job} with the settings from {prepared.source}")
+    if prepared.others:
+        output.note(_default_used(prepared))
     if args.save:
         _save(args, overrides)
     if not args.json:
@@ -110,6 +114,12 @@ def run(args: argparse.Namespace) -> int:
     return wait.follow(row, as_json=args.json, timeout=None)
 
 
+def _default_used(prepared: Prepared) -> str:
+    """Say that the job has sections, of other backends than the default one, which it uses."""
+    others, used = " and ".join(prepared.others), prepared.plan.backend
+    return f"note: runs on {used}, the default; the job has a section for {others}: -b chooses"
+
+
 def _bars() -> contextlib.AbstractContextManager[None]:
     """Bars meanwhile on a terminal, where much is packed or sent."""
     if not output.on_terminal():
@@ -119,14 +129,14 @@ def _bars() -> contextlib.AbstractContextManager[None]:
     return watching()
 
 
-def _switches(args: argparse.Namespace) -> list[str]:
+def _switches(args: argparse.Namespace) -> list[Option]:
     """The overrides that options of a submit are."""
-    names = [name for name in _SWITCHES if getattr(args, name)]
-    valued = {"max_cost": args.max_cost, "profile": args.profile}
-    own = [f"{name}={value}" for name, value in valued.items() if value]
+    values = {name: "true" for name in _SWITCHES if getattr(args, name)}
+    values |= {name: value for name in _VALUES if (value := getattr(args, name))}
+    own = [Option(f"--{name.replace('_', '-')}", f"{name}={values[name]}") for name in values]
     if args.debugger is not None:
-        own.append(f"env.{DEBUGGER}='{args.debugger}'")
-    return [*own, *(f"{name}=true" for name in names)]
+        own.append(Option("--debugger", f"env.{DEBUGGER}='{args.debugger}'"))
+    return own
 
 
 def announce(prepared: Prepared) -> None:

@@ -2,6 +2,8 @@
 
 deploykit sweep sweep.yaml                   start, and follow until all trials have ended
 deploykit sweep --grid lr=0.1,0.01 --metric loss     a grid over job.yaml, without a file
+deploykit sweep sweep.yaml -- --epochs 3     with arguments for the script of every trial
+deploykit sweep sweep.yaml --dry-run         show the worst case cost and a trial, start nothing
 deploykit sweep status [SWEEP]               show its trials; `list` shows all sweeps
 deploykit sweep stop [SWEEP]                 cancel its runs
 deploykit sweep resume [SWEEP]               continue after `stop`, Ctrl-C or a crash
@@ -23,7 +25,10 @@ from deploykit.sweep import folder
 
 SHARED = ("backend",)
 _ACTIONS = ("start", "status", "watch", "list", "stop", "resume", "best", "report")
-_START = ("grid", "job", "metric", "maximize", "set", "sweep", "parallel", "trials", "backend")
+_START = (
+    *("grid", "job", "metric", "maximize", "set", "sweep", "parallel", "trials", "backend"),
+    *("dry_run", "arguments"),
+)
 _ONLY = {
     ("start",): _START,
     ("start", "resume"): ("detach",),
@@ -74,6 +79,9 @@ def _add_for_start(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--job", metavar="FILE|SCRIPT", help="start: the job of each trial (default: the file's)"
     )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="start: show cost and a trial, and start nothing"
+    )
     parser.add_argument("--metric", metavar="NAME", help="start: the metric to minimize")
     parser.add_argument(
         "--maximize", action="store_true", help="start: maximize the metric instead"
@@ -120,6 +128,7 @@ def _refuse_others(args: argparse.Namespace) -> None:
     """Raise UsageError for options of another action."""
     for actions, names in _ONLY.items():
         for name in names:
-            if args.action not in actions and getattr(args, name) not in (None, False):
+            if args.action not in actions and getattr(args, name) not in (None, False, []):
                 known = " and ".join(f"`deploykit sweep {action}`" for action in actions)
-                raise UsageError(f"--{name} is for {known}")
+                option = "an argument after `--`" if name == "arguments" else f"--{name}"
+                raise UsageError(f"{option.replace('_', '-')} is for {known}")

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from deploykit.backends import base as backend
 from deploykit.cli import output, sweep_report, sweep_watch
 from deploykit.job import script as script_job
 from deploykit.lib import paths as files
@@ -18,7 +19,7 @@ from deploykit.sweep.controller import Controller
 from deploykit.sweep.file import SweepFile
 from deploykit.sweep.folder import SweepRecord
 from deploykit.sweep.summary import SweepSummary
-from deploykit.sweep.trial_job import Request
+from deploykit.sweep.trial_job import Defined, Request
 
 INTERVAL, SHORTEST = 2.0, 0.5
 """Seconds between two looks of `watch`: by default, and at least."""
@@ -27,11 +28,52 @@ _AGAIN = 0.2
 
 
 def start(args: argparse.Namespace) -> int:
-    request = Request(tuple(args.set or ()), args.backend, args.sweep)
+    request = Request(
+        tuple(args.set or ()), args.backend, args.sweep, tuple(args.arguments), dry=args.dry_run
+    )
     defined = trial_job.define(_file(args), request)
     output.warnings(defined.warnings)
+    _note_cost(defined)
+    if args.dry_run:
+        return _show_plan(defined, as_json=args.json)
     trial_job.keep(defined)
     return _control(defined.record, args)
+
+
+def _note_cost(defined: Defined) -> None:
+    """Note what the sweep may cost, where something is billed, and how to bound that."""
+    sweep = defined.record.sweep
+    cost = trial_job.worst_cost(sweep, defined.base)
+    if cost is None:
+        return
+    output.note(cost)
+    if sweep.max_cost is None:
+        output.note("  `max_cost` in the sweep file bounds what all trials together may cost")
+    if backend.offers(backend.find(defined.base.backend), "refresh_prices"):
+        output.note("  `deploykit infra` sets up a budget of the account that alerts by email")
+
+
+def _show_plan(defined: Defined, *, as_json: bool) -> int:
+    """Print the plan of the first trial."""
+    sweep, plan = defined.record.sweep, trial_job.first_plan(defined)
+    trials = space.trials(sweep)
+    if as_json:
+        output.emit(
+            {
+                "sweep": defined.record.id,
+                "backend": plan.backend,
+                "trials": trials,
+                "parallel": sweep.parallel,
+                "cost": trial_job.worst_cost(sweep, defined.base),
+                "run": plan.run,
+                "text": plan.text,
+                "warnings": [problem._asdict() for problem in defined.warnings],
+            }
+        )
+        return 0
+    output.note(f"{trials} trials on {plan.backend}, {sweep.parallel} at a time; the first:")
+    output.block(plan.text)
+    return 0
 
 
 def _file(args: argparse.Namespace) -> SweepFile:

@@ -2,7 +2,8 @@
 
 On Slurm the times are what the scheduler expects now (`sbatch --test-only`); jobs that end early or
 arrive with a higher priority change them. SageMaker gives no start times; its quotas and recent
-spot prices are shown instead.
+spot prices are shown instead. Without --backend: on `backend` of the file and on each backend that
+has a section in it, else on the default.
 
 deploykit when job.yaml
 deploykit when --pick                 write the earliest choice into the job file
@@ -25,7 +26,7 @@ from deploykit.lib import units
 from deploykit.lib.errors import NeverStarts, UsageError
 from deploykit.run import lifecycle, registry
 
-SHARED = ("job", "backend")
+SHARED = ("job", "only_backend")
 
 
 class _Choice(NamedTuple):
@@ -50,24 +51,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print where the job could run; 81 where it could start nowhere."""
-    prepared = lifecycle.prepare(args.job, args.set, args.backend, None, args.arguments)
-    plan = prepared.plan
-    output.warnings(prepared.warnings)
-    engine = backend.require(plan.backend, "when")
     now = registry.now()
-    choices = sorted(
-        (_priced(plan, one) for one in engine.when(plan)), key=lambda one: one.order(now)
-    )
+    names = [args.backend] if args.backend else lifecycle.named(args.job, args.set)
+    if args.pick and len(names) > 1:
+        raise UsageError(f"--pick: the job names {', '.join(names)}", hint="choose one with -b")
+    choices = {name: _choices(name, args, now) for name in names}
+    records = [
+        {"backend": name, "starts": [_data(one) for one in own]} for name, own in choices.items()
+    ]
+    every = sorted((one for own in choices.values() for one in own), key=lambda one: one.order(now))
     if args.json:
-        output.emit({"backend": plan.backend, "starts": [_data(one) for one in choices]})
+        output.emit(records[0] if len(records) == 1 else {"backends": records})
     else:
-        _show(choices)
-    best = next((one.start for one in choices if one.start.possible), None)
+        _show(every)
+    best = next((one.start for one in every if one.start.possible), None)
     if best is None:
         return NeverStarts.exit_code
     if args.pick:
         _pick(args.job, best)
     return 0
+
+
+def _choices(name: str, args: argparse.Namespace, now: float) -> list[_Choice]:
+    """Where the job could run on one backend, the best first."""
+    prepared = lifecycle.prepare(args.job, args.set, name, None, args.arguments)
+    output.warnings(prepared.warnings)
+    engine = backend.require(name, "when")
+    choices = [_priced(prepared.plan, one) for one in engine.when(prepared.plan)]
+    return sorted(choices, key=lambda one: one.order(now))
 
 
 def _priced(plan: Plan, start: Start) -> _Choice:

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from deploykit.job import environments
 from deploykit.job.model import TRACKERS, JobSpec, Problem, Track
@@ -188,11 +188,43 @@ def check_module(job: JobSpec, python: Path | None) -> Iterator[Problem]:
         if not _importable(module):
             yield Problem(path, f"{module!r} is neither in {source} nor installed", hint)
     else:
-        lib = python.parent.parent / "lib"
-        sites = [*lib.glob("python3*/site-packages"), *lib.glob("python3*/dist-packages")]
+        sites = _packages(python)
         if not _has_runnable(sites, module) and not any(_has_whole(site, top) for site in sites):
             message = f"{module!r} was found neither in {source} nor among the packages of {python}"
             yield Problem(path, message, hint, severity="warning")
+
+
+def check_torch(job: JobSpec, python: Path) -> Iterator[Problem]:
+    """A problem if PyTorch is not among the packages of `python`, which runs the job.
+
+    Nothing is imported or run: a warning for an environment that deploykit does not run in.
+    `uv run` may still install PyTorch, and PYTHONPATH may name a folder that has it.
+    """
+    uses_uv = job.environment is not None and job.environment.uv is not None
+    if job.entrypoint.launcher != "torchrun" or uses_uv or "PYTHONPATH" in job.env:
+        return
+    severity: Literal["error", "warning"] = "warning"
+    if python == Path(sys.executable):
+        spec, severity = importlib.util.find_spec("torch"), "error"
+        missing = spec is None or spec.origin is None
+    else:
+        isolated = environments.is_isolated(python.parent.parent)
+        missing = isolated and not any(_has_whole(site, "torch") for site in _packages(python))
+    if missing:
+        message = f"PyTorch is not installed for {python}, which runs the job"
+        hint = f"{python} -m pip install torch, or set `environment` to one that has it"
+        yield Problem("environment", message, hint, severity=severity)
+
+
+def _packages(python: Path) -> list[Path]:
+    """The folders of packages of a Python, and those that ``.pth`` files add.
+
+    https://docs.python.org/3/library/site.html
+    """
+    lib = python.parent.parent / "lib"
+    sites = [*lib.glob("python3*/site-packages"), *lib.glob("python3*/dist-packages")]
+    added = [file.read_text(errors="replace") for site in sites for file in site.glob("*.pth")]
+    return [*sites, *(Path(line) for text in added for line in text.split("\n") if line[:1] == "/")]
 
 
 def _has_runnable(folders: Iterable[Path], module: str) -> bool:

@@ -64,6 +64,13 @@ class Pattern(typing.NamedTuple):
 NOT_EMPTY = Pattern(r"[\s\S]+", "a value; omit the key for the default")
 
 
+class Usual(typing.NamedTuple):
+    """Of a choice: the advice if nothing is similar, and values to accept but not to suggest."""
+
+    hint: str | None = None
+    old: tuple[str, ...] = ()
+
+
 class Quantity(typing.NamedTuple):
     """An integer written with a unit: ``30m``, ``4GiB``.
 
@@ -217,14 +224,15 @@ def _read_kind(
 ) -> Any:
     quantity = next((note for note in metadata if isinstance(note, Quantity)), None)
     if dataclasses.is_dataclass(kind):
-        return _dataclass(kind, data, path, problems)
+        return _dataclass(kind, data, path, problems, _example(metadata, path))
     if get_origin(kind) is tuple:
         return _sequence(get_args(kind)[0], data, path, problems)
     if get_origin(kind) in {dict, Mapping}:
         key, item = get_args(kind)
         return _mapping(key, item, data, path, problems)
     if get_origin(kind) is Literal:
-        return _choice(get_args(kind), data, path, problems)
+        usual = next((note for note in metadata if isinstance(note, Usual)), Usual())
+        return _choice(get_args(kind), data, path, problems, usual)
     text = data if isinstance(data, str) else ""
     try:
         return quantity.parse(text) if quantity else _SCALARS[kind](data)
@@ -235,20 +243,28 @@ def _read_kind(
         return None
 
 
-def _dataclass(cls: Any, data: object, path: str, problems: list[Problem]) -> Any:
+def _example(metadata: tuple[Any, ...], path: str) -> str | None:
+    """``for example entrypoint: {script: train.py}``, for a key that has an example."""
+    example = next((note.example for note in metadata if isinstance(note, Help)), None)
+    return example and f"for example {path.rpartition('.')[2]}: {example}"
+
+
+def _dataclass(
+    cls: Any, data: object, path: str, problems: list[Problem], example: str | None = None
+) -> Any:
     if data is None:
         data = {}
     if not isinstance(data, Mapping):
-        problems.append(Problem(path, f"expected a section, got {_shown(data)}"))
+        problems.append(Problem(path, f"expected a section, got {_shown(data)}", example))
         return None
     before = len(problems)
     # the key `as` is the field `as_`: a keyword of Python cannot name one
     known = {field.name.rstrip("_"): field for field in dataclasses.fields(cls)}
-    values, unknown = {}, [key for key in data if key not in known]
+    values: dict[str, Any] = {}
     misspelled: dict[str, str] = {}
-    if unknown:
+    if not known.keys() >= data.keys():
         misspelled = spelling.meant(data, known)
-        problems += spelling.unknown_keys(path, unknown, known)
+        problems += spelling.unknown_keys(path, data, known)
     for key, value in data.items():
         if (name := misspelled.get(key, key)) in known:
             own = known[name].name
@@ -320,10 +336,13 @@ def _mapping(key: Any, item: Any, data: object, path: str, problems: list[Proble
     }
 
 
-def _choice(choices: tuple[Any, ...], data: object, path: str, problems: list[Problem]) -> Any:
+def _choice(
+    choices: tuple[Any, ...], data: object, path: str, problems: list[Problem], usual: Usual
+) -> Any:
     if isinstance(data, str) and data in choices:
         return str(data)
-    hint = spelling.did_you_mean(str(data), choices)
+    current = [choice for choice in choices if choice not in usual.old]
+    hint = spelling.did_you_mean(str(data), current) or usual.hint
     problems.append(
         Problem(path, f"expected one of {', '.join(choices)}; got {_shown(data)}", hint)
     )

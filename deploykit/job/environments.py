@@ -211,6 +211,13 @@ def _conda_version(environment: Path) -> str:
     return ""
 
 
+def is_isolated(environment: Path) -> bool:
+    """Whether a folder is an environment that sees no packages outside it."""
+    settings = _text(environment / "pyvenv.cfg")
+    shared = re.search(r"(?mi)^include-system-site-packages\s*=\s*true", settings)
+    return (environment / "conda-meta").is_dir() or (bool(settings) and shared is None)
+
+
 def _too_old(path: str, version: str) -> Iterator[Problem]:
     match = re.match(r"([0-9]{1,3})\.([0-9]{1,3})", version)
     if match and (int(match[1]), int(match[2])) < _OLDEST:

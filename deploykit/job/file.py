@@ -16,7 +16,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import yaml as pyyaml
 
@@ -38,6 +38,18 @@ Overrides = Sequence[str | tuple[str, Any]]
 """Texts ``a.b=c``, or paths of keys with their values."""
 
 
+class Option(str):
+    """An override ``a.b=c`` that an option of its own sets, such as ``--nodes``."""
+
+    __slots__ = ("option",)
+    option: str
+
+    def __new__(cls, option: str, text: str) -> Self:
+        override = super().__new__(cls, text)
+        override.option = option
+        return override
+
+
 class Draft(NamedTuple):
     """A job as plain data, before it is decoded."""
 
@@ -47,6 +59,8 @@ class Draft(NamedTuple):
     """Line of each key of the file, by its path; empty for TOML."""
     origins: Mapping[str, str] = {}
     """The origin of each value that the job does not set itself, by its path."""
+    given: Mapping[str, str] = {}
+    """The option that overrides a value, by its path; empty for ``--set`` and `set`."""
 
 
 class JobFile(NamedTuple):
@@ -58,13 +72,22 @@ class JobFile(NamedTuple):
     lines: Mapping[str, int]
     origins: Mapping[str, str]
     """Those of the draft."""
+    given: Mapping[str, str] = {}
+    """Those of the draft."""
 
     def raise_on(self, problems: Iterable[Problem]) -> list[Problem]:
         """The warnings among `problems`. Raises JobFileError with all if one is an error."""
-        ordered = located(problems, self.lines, self.origins)
+        ordered = located(problems, self.lines, self.origins, self.given)
         if any(problem.severity == "error" for problem in ordered):
-            raise JobFileError(title(self.path), ordered)
+            raise _error(self.path, ordered, self.given)
         return ordered
+
+
+def _error(source: Source, problems: Sequence[Problem], given: Iterable[str]) -> JobFileError:
+    """The error for `problems`, which blames the arguments if nothing in the file is wrong."""
+    errors = [problem for problem in problems if problem.severity == "error"]
+    overridden = all(_is_inside(problem.path, given) for problem in errors)
+    return JobFileError("arguments" if overridden else title(source), problems)
 
 
 def read(source: Source, overrides: Overrides = ()) -> Draft:
@@ -74,15 +97,19 @@ def read(source: Source, overrides: Overrides = ()) -> Draft:
 
 def override(draft: Draft, overrides: Overrides) -> Draft:
     """Apply `overrides` to the draft. Raises UsageError."""
+    given = dict(draft.given)
     for change in overrides:
-        _override(draft.data, change)
+        key = _override(draft.data, change)
+        given[key] = getattr(change, "option", "")
     resources = draft.data.get("resources")
     if isinstance(resources, dict) and isinstance(resources.get("nodes"), str):
         least, _, most = resources["nodes"].partition(":")  # `nodes: 2:4`
         if least.isdecimal() and most.isdecimal():
             nodes = {"nodes": Plain(most), "min_nodes": Plain(least)}
             draft.data["resources"] = {**resources, **nodes}
-    return draft
+            if "resources.nodes" in given:
+                given["resources.min_nodes"] = given["resources.nodes"]
+    return draft._replace(given=given)
 
 
 def load(
@@ -107,8 +134,8 @@ def load(
     known = [*names, *_sections(set(tree).difference(names), backends)]
     problems: list[Problem] = []
     written = {key: key for key in tree}
-    if unknown := [key for key in tree if key not in known]:
-        problems += spelling.unknown_keys("", unknown, known)
+    if not set(tree).issubset(known):
+        problems += spelling.unknown_keys("", tree, known)
         written |= {meant: key for key, meant in spelling.meant(tree, known).items()}
     parts: dict[str, tuple[type[Any], Any]] = {
         "": (JobSpec, {name: tree[written[name]] for name in names if name in written}),
@@ -123,13 +150,14 @@ def load(
     if "" in values:
         folder = draft.source.absolute().parent if isinstance(draft.source, Path) else Path.cwd()
         job: JobSpec = values.pop("").in_folder(folder)
-        file = JobFile(draft.source, job, values, draft.lines, draft.origins)
+        file = JobFile(draft.source, job, values, draft.lines, draft.origins, draft.given)
     problems += checks.check(file.job) if file else []
     if file is None or problems:
         places = [problem.path for problem in problems]
         later = check(file) if file else ()
         problems += [problem for problem in later if not _is_inside(problem.path, places)]
-        raise JobFileError(title(draft.source), located(problems, draft.lines, draft.origins))
+        ordered = located(problems, draft.lines, draft.origins, draft.given)
+        raise _error(draft.source, ordered, draft.given)
     return file
 
 
@@ -175,11 +203,22 @@ def parse(path: Source) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def located(
-    problems: Iterable[Problem], lines: Mapping[str, int], origins: Mapping[str, str] | None = None
+    problems: Iterable[Problem],
+    lines: Mapping[str, int],
+    origins: Mapping[str, str] | None = None,
+    given: Mapping[str, str] | None = None,
 ) -> list[Problem]:
-    """The problems with their lines or the origins of their values, in the order of the file."""
+    """The problems with their lines or the origins of their values, in the order of the file.
+
+    Those of overridden values come last, without a line.
+    """
     numbered = []
+    given = given or {}
     for problem in problems:
+        overridden = next((key for key in given if _is_inside(problem.path, [key])), None)
+        if overridden is not None:
+            numbered.append(problem._replace(line=None, argument=given[overridden] or None))
+            continue
         line, origin = problem.line or lines.get(problem.path), (origins or {}).get(problem.path)
         text = f"{problem.message}; set in {origin}" if origin else problem.message
         numbered.append(problem._replace(line=line, message=text))
@@ -247,17 +286,21 @@ def _with_name(problem: Problem, tree: Mapping[str, Any]) -> Problem:
     return problem._replace(hint=f"for example {near}" if near else problem.hint)
 
 
-def _override(tree: dict[str, Any], override: str | tuple[str, Any]) -> None:
-    """Apply one ``--set a.b=c``; lists, sections and quoted text are YAML. Raises UsageError."""
-    key, value = _read_override(override) if isinstance(override, str) else override
-    if not all(key.split(".")):
-        raise UsageError(f"set {key!r}: expected a key", hint="for example resources.nodes")
-    *parents, last = key.split(".")
+def _override(tree: dict[str, Any], override: str | tuple[str, Any]) -> str:
+    """Apply one ``--set a.b=c``, and return its key. Raises UsageError.
+
+    Lists, sections and quoted text are YAML.
+    """
+    path, value = _read_override(override) if isinstance(override, str) else override
+    if not all(path.split(".")):
+        raise UsageError(f"set {path!r}: expected a key", hint="for example resources.nodes")
+    *parents, last = path.split(".")
     for name in parents:
         below = tree.get(name)
         tree[name] = dict(below) if isinstance(below, dict) else {}
         tree = tree[name]
     tree[last] = value
+    return path
 
 
 def _read_override(text: str) -> tuple[str, Any]:

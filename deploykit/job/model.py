@@ -245,7 +245,9 @@ class JobSpec:
 
     name: Annotated[str, Help("Name of the job; run ids begin with it.", example="digits"), NAME]
     entrypoint: Annotated[Entrypoint, Help("What to run.", example="{script: train.py}")]
-    resources: Annotated[Resources, Help("What the job needs.")] = field(default_factory=Resources)
+    resources: Annotated[
+        Resources, Help("What the job needs.", example="{nodes: 1, gpus_per_node: 4}")
+    ] = field(default_factory=Resources)
     backend: Annotated[
         str | None,
         Help(
@@ -264,7 +266,8 @@ class JobSpec:
         Environment | None,
         Help(
             "Environment whose Python runs the trainer: one of `conda`, `venv` and `uv`, and the "
-            "modules to load before it. Not on SageMaker, where the image brings it."
+            "modules to load before it. Not on SageMaker, where the image brings it.",
+            example="{venv: .venv}",
         ),
     ] = None
     env: Annotated[

@@ -14,7 +14,7 @@ _COMMENT_WIDTH = 96
 _SET_IN_EXAMPLE = {
     *("entrypoint.script", "entrypoint.args"),
     *("resources.nodes", "resources.processes_per_node", "resources.time_limit"),
-    *("sagemaker.instance_type", "sagemaker.framework_version"),
+    *("sagemaker.instance_type", "sagemaker.image_uri"),
 }
 """Optional keys that the commented file sets."""
 

@@ -19,7 +19,7 @@ from deploykit.job import checks, machine, spelling
 from deploykit.job import file as jobfile
 from deploykit.job.file import Draft, Overrides
 from deploykit.lib import paths, quoting
-from deploykit.lib.errors import UsageError
+from deploykit.lib.errors import NotFound, UsageError
 
 _ALONE = Path("command line")
 """Shown in messages instead of a job file; relative locations start at the current folder."""
@@ -33,6 +33,8 @@ TASK_ARGS = ("--task", "task:task")
 """Arguments of the reference trainer that run that task."""
 _MAX_SCRIPTS = 500
 """Scripts that `init` reads in a folder."""
+_OFFERED = 8
+"""Scripts that are listed."""
 _NO_SCRIPT = re.compile(r"(setup|conftest|noxfile|__\w+__|test_.*|.*_tests?)\.py")
 _NO_FOLDER = re.compile(
     r"\..*|(docs?|tests?|build|dist|venv|env|node_modules|__\w+__)", re.IGNORECASE
@@ -70,6 +72,11 @@ def read(path: Path, overrides: Overrides = ()) -> Draft:
     if path.suffix != ".py":
         return _named(jobfile.override(Draft(_ALONE, {}, {}), overrides))
     script = Path(os.path.abspath(path))  # noqa: PTH100 - keeps links, as `source` does
+    if not os.path.isfile(script):  # noqa: PTH113 - Path.is_file() raises on a name too long
+        scripts = sorted(file.name for file in script.parent.glob("*.py"))
+        hint = spelling.did_you_mean(path.name, scripts)
+        listing = f"Python files there: {', '.join(scripts[:_OFFERED]) or 'none'}"
+        raise NotFound(f"script {path} not found", hint=hint or listing)
     file = _beside(script)
     if file is not None:
         draft = _replaced(jobfile.read(file), script)

@@ -5,11 +5,19 @@ from __future__ import annotations
 import difflib
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from deploykit.lib.problem import Problem
 
 UNKNOWN_KEY = "unknown key"
+_OTHER_NAMES = {
+    **dict.fromkeys(("ranks", "procs", "nproc_per_node", "ntasks_per_node"), "processes_per_node"),
+    **dict.fromkeys(("num_nodes", "nnodes", "instance_count"), "nodes"),
+    **dict.fromkeys(("walltime", "timeout", "max_run"), "time_limit"),
+}
+"""Keys of similar programs, and the key here."""
+_SHORTEST = 3
+"""Characters of a word that may be the beginning of a known one."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
@@ -19,8 +27,16 @@ def did_you_mean(word: str, known: Iterable[str]) -> str | None:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that is most similar; None where none is similar."""
-    return next(iter(difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)), None)
+    """The known word that is most similar, or is called so elsewhere, or begins so; else None."""
+    names, word = list(known), word.lower()
+    longer = [name for name in names if name.startswith(word) and len(word) >= _SHORTEST]
+    if (other := _OTHER_NAMES.get(word)) in names:
+        return other
+    return _similar(word, names) or (longer[0] if len(longer) == 1 else None)
+
+
+def _similar(word: str, names: list[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.6)), None)
 
 
 def meant(keys: Iterable[str], known: Collection[str]) -> dict[str, str]:
@@ -30,11 +46,16 @@ def meant(keys: Iterable[str], known: Collection[str]) -> dict[str, str]:
     return {key: name for key, name in near.items() if name and name not in given}
 
 
-def unknown_keys(path: str, keys: Sequence[object], known: Iterable[str]) -> Iterator[Problem]:
-    """A problem for each unknown key, with the nearest known one."""
+def unknown_keys(path: str, given: Mapping[str, object], known: Iterable[str]) -> Iterator[Problem]:
+    """A problem for each unknown key in `given`, with the nearest known one and its value."""
     names = list(known)
-    for key in keys:
-        hint = did_you_mean(str(key), names) or f"known keys: {', '.join(names)}"
+    for key, value in given.items():
+        if key in names:
+            continue
+        near = nearest(str(key), names)
+        hint = f"did you mean {near!r}?" if near else f"known keys: {', '.join(names)}"
+        if near and near != _similar(str(key), names) and re.fullmatch(r"\w{1,12}", str(value)):
+            hint = f"did you mean `{near}: {value}`?"
         yield Problem(f"{path}.{key}" if path else str(key), UNKNOWN_KEY, hint)
 
 

@@ -13,7 +13,7 @@ class Problem(NamedTuple):
 
     `path` is the path in the job file (``resources.nodes``), or empty for the whole file. `line`
     starts at 1; it is None if unknown (TOML, --set, a missing key). `source` is a URL that
-    documents the rule.
+    documents the rule. `argument` is the option that set the value, such as ``--nodes``.
     """
 
     path: str
@@ -22,15 +22,17 @@ class Problem(NamedTuple):
     line: int | None = None
     severity: Literal["error", "warning"] = "error"
     source: str | None = None
+    argument: str | None = None
 
     def __str__(self) -> str:
         """The problem in one line, for exceptions; `cli/output.py` prints two."""
         mark = "warning: " if self.severity == "warning" else ""
         line = f"line {self.line}: " if self.line else ""
         path = f"{self.path}: " if self.path else ""
+        place = f"argument {self.argument}: " if self.argument else f"{line}{path}"
         hint = f" ({_in_python(self.hint)})" if self.hint else ""
         source = f"; see {self.source}" if self.source else ""
-        return f"{mark}{line}{path}{self.message}{hint}{source}"
+        return f"{mark}{place}{self.message}{hint}{source}"
 
 
 def _in_python(hint: str) -> str:

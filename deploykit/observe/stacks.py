@@ -384,6 +384,10 @@ _STEP_MINUTES = 5
 """From this many minutes, the time is given in steps of as many."""
 
 
+STALLED = "no progress for "
+"""How the reason of a run that stalls begins."""
+
+
 def stall_reason(folder: Path) -> str:
     """``no progress for 4 min: rank 3 is in ...``; empty while a node makes progress."""
     records = [record for _, record in exit_records.numbered(folder, "stall")]
@@ -397,7 +401,7 @@ def stall_reason(folder: Path) -> str:
         if (noted := exit_records.moment(record["time"]))
     ]
     since = max(begins, default=datetime.now(UTC))
-    text = f"no progress for {_span((datetime.now(UTC) - since).total_seconds())}"
+    text = f"{STALLED}{_span((datetime.now(UTC) - since).total_seconds())}"
     if all(record["waiting"] for record in stalled):
         return f"{text}: {_waiting(stalled)}"
     dumps = sorted({record["dump"] for record in stalled if record["dump"]})

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +45,8 @@ class Prepared(NamedTuple):
     warnings: list[Problem]
     source: Source = Path()
     """The job file, or the job without one."""
+    others: Sequence[str] = ()
+    """If nobody chose the backend of the plan: those that have a section in the job instead."""
 
 
 def read(job: Source, overrides: Overrides) -> Draft:
@@ -64,16 +66,26 @@ def with_defaults(draft: Draft) -> Draft:
 def load(
     job: Source, overrides: Overrides, names: Sequence[str], arguments: Sequence[str] = ()
 ) -> JobFile:
-    """Read a job with the sections of the backends `names`; by default of those that it has.
+    """Read a job with the sections of the backends `names`; by default of those that it names.
 
-    A job with no section gets that of the backend to use. `arguments` go to the trainer, after
-    those of the job. Raises NotFound, UsageError (an override) or JobFileError with every problem.
+    `arguments` go to the trainer, after those of the job. Raises NotFound, UsageError (an override)
+    or JobFileError with every problem.
     """
     draft = with_defaults(read(job, overrides))
-    if not names:
-        own = set(draft.data).difference(draft.origins)
-        names = [name for name in backend.names() if name in own] or [_chosen(draft.data)]
-    return _load(draft, names, arguments)
+    return _load(draft, names or _named(draft), arguments)
+
+
+def named(job: Source, overrides: Overrides) -> list[str]:
+    """The backends of a job when none is given: its `backend` and sections, else the default."""
+    return _named(with_defaults(read(job, overrides)))
+
+
+def _named(draft: Draft) -> list[str]:
+    own = set(draft.data).difference(draft.origins)
+    sections = [name for name in backend.names() if name in own]
+    if "backend" in own and (first := _chosen(draft.data)) not in sections:
+        return [first, *sections]
+    return sections or [_chosen(draft.data)]
 
 
 def _load(draft: Draft, names: Sequence[str], arguments: Sequence[str]) -> JobFile:
@@ -210,6 +222,7 @@ def prepare(  # noqa: PLR0913 - as submit
     problem.
     """
     draft = with_defaults(read(job, overrides))
+    others = [] if name else _others(draft)
     name = name or _chosen(draft.data)
     file = _load(draft, [name], arguments)
     all_problems, packed = examine(file)
@@ -223,7 +236,16 @@ def prepare(  # noqa: PLR0913 - as submit
     if paths.left_out().exists():
         plan, excluded = excluded_nodes.applied(plan, ask=pack)
         warnings += excluded
-    return Prepared(plan, warnings, file.path)
+    return Prepared(plan, warnings, file.path, others)
+
+
+def _others(draft: Draft) -> list[str]:
+    """The sections of backends in a job which names none, and has none of the default one."""
+    if "backend" in draft.data or os.environ.get("DEPLOYKIT_BACKEND"):
+        return []
+    keys = {field.name for field in fields(JobSpec)}
+    sections = [key for key in draft.data if key not in keys and key not in draft.origins]
+    return [] if backend.DEFAULT in sections else sections
 
 
 def submit(plan: Plan) -> Run:

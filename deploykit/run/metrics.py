@@ -9,13 +9,14 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from deploykit.backends import base as backend
 from deploykit.job.model import LogLine, State
 from deploykit.lib.errors import DeploykitError
-from deploykit.observe import logfiles
+from deploykit.observe import logfiles, stacks
 from deploykit.observe.metrics import progress
 from deploykit.observe.metrics.files import MetricFiles
 from deploykit.observe.metrics.log_reader import LogReader
@@ -98,7 +99,9 @@ class RunMetrics:
             for _ in self._reader.feed([LogLine(state, rank=0, time=moment, bar=True)]):
                 pass
         now = None if State(self.row.state).final else time.time()
-        return progress.of(self.collection, self._reader, self._length, now)
+        current = progress.of(self.collection, self._reader, self._length, now)
+        # at the pace before a stall it would end soon, and it may never end
+        return replace(current, left=None) if stacks.STALLED in self.row.reason else current
 
     def _lines(
         self, *, fetch: bool, heard: Callable[[LogLine], object] | None

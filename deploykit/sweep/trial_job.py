@@ -7,6 +7,7 @@ A run that has not ended counts at its worst.
 from __future__ import annotations
 
 import contextlib
+import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -128,6 +129,10 @@ class Request(NamedTuple):
     overrides: tuple[str, ...] = ()
     backend: str | None = None
     id: str | None = None
+    arguments: tuple[str, ...] = ()
+    """Of the script of every trial, after those of the job and before its parameters."""
+    dry: bool = False
+    """Whether nothing is to be packed."""
 
 
 class Defined(NamedTuple):
@@ -143,7 +148,10 @@ def define(file: SweepFile, request: Request) -> Defined:
     """
     own = Path(file.sweep.job)
     source = own if file.folder == Path.cwd() else file.folder / own  # as messages name it
-    prepared = lifecycle.prepare(source, request.overrides, request.backend, None, pack=True)
+    overrides = request.overrides
+    if request.arguments:
+        overrides = (*overrides, _with_arguments(source, overrides, request.arguments))
+    prepared = lifecycle.prepare(source, overrides, request.backend, None, pack=not request.dry)
     base = Base.of(prepared.plan)
     problems = [*_cap_problems(file.sweep, base), *_problems_of_trials(file.sweep, base)]
     if any(problem.severity == "error" for problem in problems):
@@ -155,11 +163,47 @@ def define(file: SweepFile, request: Request) -> Defined:
         base.backend,
         {**as_data(base.job), base.backend: as_data(base.options)},
         str(source.absolute()),
-        request.overrides,
+        overrides,
         base.bundle.hash,
         registry.now(),
     )
     return Defined(record, base, [*prepared.warnings, *problems])
+
+
+def _with_arguments(source: Path, overrides: Sequence[str], arguments: Sequence[str]) -> str:
+    """The override that appends `arguments` to those of the job, as the sweep keeps it."""
+    entry = lifecycle.read(source, overrides).data.get("entrypoint")
+    own = entry.get("args") if isinstance(entry, dict) else None
+    words = [*(own if isinstance(own, list) else ()), *arguments]
+    return f"entrypoint.args={json.dumps(words)}"
+
+
+def first_plan(defined: Defined) -> Plan:
+    """The plan of the first trial, with values in the middle where a sampler would choose."""
+    sweep = defined.record.sweep
+    values = next(space.points(sweep.parameters), {}) if sweep.sampler == "grid" else None
+    if values is None:
+        values = space.choose(sweep.parameters, lambda _, one: space.at(one, 0.5))
+    run = f"{defined.record.id}-0"
+    return plan(defined.base, run, space.passed(sweep.parameters, values), run)
+
+
+def worst_cost(sweep: Sweep, base: Base) -> str | None:
+    """What a sweep may cost at most, and how it is calculated; None if nothing is billed."""
+    estimate = base.estimate
+    if estimate is None or not (estimate.charges or estimate.unknown):
+        return None
+    one, count = worst(base.job, estimate), space.trials(sweep)
+    if one is None:
+        return f"cost: {'unknown' if estimate.unknown else 'no limit'}, {count} trials"
+    runs = count * sweep.repeat * (1 + sweep.retries)
+    total = Money(runs * one, estimate.currency)
+    how = f"{count} trials x {money.text(one, estimate.currency)}"
+    how += f" x {sweep.repeat} repeats" if sweep.repeat > 1 else ""
+    how += f" x {1 + sweep.retries} attempts" if sweep.retries else ""
+    if sweep.max_cost is not None and money.parse(sweep.max_cost).amount < total.amount:
+        return f"cost: at most {money.parse(sweep.max_cost)}, max_cost, instead of {total}: {how}"
+    return f"cost: at most {total}: {how}"
 
 
 def keep(defined: Defined) -> None:

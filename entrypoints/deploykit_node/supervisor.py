@@ -19,6 +19,8 @@ from deploykit_node.restart.cap import KEEP, Cap
 
 TICK = 0.2
 """Seconds between two checks of the ranks while the job is being stopped."""
+LATE = 1.0
+"""Seconds between two looks for ranks that have started since a notice."""
 SLURM_FIRST = 0.3
 """Seconds left to Slurm to signal the ranks itself, so that they can tell our copy from Slurm's."""
 GRACE = 30.0
@@ -122,6 +124,8 @@ class _Supervisor:
         """Whether the ranks were told to stop because of the cost cap."""
         self._stopped: set[int] = set()
         """Process ids of the ranks that have received it."""
+        self._notices: dict[int, set[int]] = {}
+        """By notice: process ids of the ranks that have received it."""
         self._terminate_at: float | None = None
         self._kill_at: float | None = None
         self._check_at = math.inf
@@ -148,6 +152,8 @@ class _Supervisor:
             if self._stop is not None:
                 self._check_ranks()
                 self._check_at = time.monotonic() + TICK
+            elif self._notices:
+                self._notify_late_ranks()
         if options.look and options.look_every and time.monotonic() >= self._look_at:
             if number := options.look():
                 self._end(number)
@@ -195,9 +201,15 @@ class _Supervisor:
         slurm = signals.from_slurm(received.sender)
         if slurm:
             time.sleep(SLURM_FIRST)
-        pids = records.living(self._ranks).values()
+        notice = received.number in signals.NOTICES
+        pids = list(records.living(self._ranks).values())
+        if notice:
+            pids = [pid for pid in pids if signals.caught(pid, received.number)]
+            self._notices[received.number] = set(pids)
+            self._check_at = min(self._check_at, time.monotonic() + LATE)
+        later = "; ranks that start later get it too" * notice
         self._options.say(
-            f"{signals.name(received.number)} received and forwarded to {_count(pids)}"
+            f"{signals.name(received.number)} received and forwarded to {_count(pids)}{later}"
         )
         for pid in pids:
             _send(os.kill, pid, received.number)
@@ -207,6 +219,20 @@ class _Supervisor:
             started = pids or records.all_ended_well(self._ranks)
             self._stop_after(self._grace(slurm=slurm) if started else 0)
         self._options.on_signal(received.number, received_at)
+
+    def _notify_late_ranks(self) -> None:
+        """Send the notices to ranks that have started since, once they do not ignore them."""
+        for number, notified in self._notices.items():
+            new = set(records.living(self._ranks).values()) - notified
+            new = {pid for pid in new if signals.caught(pid, number)}
+            for pid in new:
+                _send(os.kill, pid, number)
+            if new:
+                self._options.say(
+                    f"{signals.name(number)} forwarded to {_count(new)} that started later"
+                )
+            notified.update(new)
+        self._check_at = min(self._check_at, time.monotonic() + LATE)
 
     def _grace(self, *, slurm: bool) -> float:
         if self._options.grace is not None:

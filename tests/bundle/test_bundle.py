@@ -14,6 +14,7 @@ import pytest
 
 from deploykit.bundle import archive as bundle
 from deploykit.bundle import node_plane
+from deploykit.cli import report_page
 from deploykit.lib import paths
 from deploykit.lib.errors import JobFileError, TryAgain
 
@@ -200,6 +201,30 @@ def test_the_rules_above_count_behind_a_link_too(tmp_path):
     tree(tmp_path / "repo", {".gitignore": "private.txt\n", ".git/HEAD": ""})
     (tmp_path / "link").symlink_to(source)
     assert names(tmp_path / "link") == {"a"}
+
+
+def test_a_report_of_deploykits_own_does_not_travel(tmp_path):
+    """The hash is that of the source without it; a page of the user's own travels."""
+    files = {"train.py": "1", "index.html": "<html><head><title>mine</title></head></html>"}
+    before = bundle.scan(tree(tmp_path / "p", files), LIMIT).hash
+    page = report_page.rendered("report/page.html.j2", [{"title": "digits-1"}])
+    tree(tmp_path / "p", {"report-digits-1.html": page, "docs/any name.html": page})
+    assert bundle.scan(tmp_path / "p", LIMIT).hash == before
+    (tmp_path / "p/.deploykitignore").write_text("!report-*.html\n")
+    assert {"report-digits-1.html", "index.html"} <= names(tmp_path / "p")
+
+
+def test_pointers_of_git_lfs_are_named(tmp_path):
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    source = tree(tmp_path, {"a.bin": pointer, "b.md": f"see {pointer}"})
+    (warning,) = bundle.scan(source, LIMIT).warnings
+    assert warning.message == "a.bin is a pointer of Git LFS, without the content"
+    assert (warning.severity, "git lfs pull" in warning.hint) == ("warning", True)
+    tree(tmp_path, {"data/c.bin": pointer})
+    (warning,) = bundle.scan(source, LIMIT).warnings
+    assert warning.message.startswith("a.bin and 1 more are pointers")
+    (source / ".deploykitignore").write_text("*.bin\n")
+    assert bundle.scan(source, LIMIT).warnings == ()
 
 
 def test_secrets_and_clutter_stay_behind(tmp_path):

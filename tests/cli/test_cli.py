@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import deploykit
 from deploykit.backends import base as backend
 from deploykit.cli import main as cli
 from deploykit.cli.wait import follow
@@ -89,17 +90,49 @@ def test_help_lists_each_verb_once_in_five_groups(monkeypatch, capsys):
     assert max(map(len, lines)) <= 80
 
 
-def test_version(capsys):
+@pytest.mark.parametrize("argv", [[], ["help"], ["--help"]])
+def test_no_verb_and_help_list_all_commands(argv, capsys):
+    with pytest.raises(SystemExit) as caught:
+        run(*argv)
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert all(f"\n  {verb} " in text for verb in cli.VERBS)
+
+
+def test_help_explains_a_verb(capsys):
     with pytest.raises(SystemExit):
-        run("--version")
+        run("help", "submit")
+    assert "usage: deploykit submit" in capsys.readouterr().out
+
+
+def test_w_is_wait():
+    assert cli.parser(["submit"]).parse_args(["submit", "-w"]).wait
+
+
+@pytest.mark.parametrize("argv", [["--version"], ["version"]])
+def test_version(argv, capsys):
+    with pytest.raises(SystemExit):
+        run(*argv)
     assert capsys.readouterr().out.startswith("deploykit 0.")
 
 
 @pytest.mark.parametrize(
     ("argv", "said", "hint"),
     [
-        (["sbumit"], "unknown command 'sbumit'", "did you mean 'submit'?"),
-        ([], "no command is given", "start with `deploykit init`"),
+        (["sbumit"], "unknown command 'sbumit'", "did you mean `deploykit submit`?"),
+        (["ls"], "unknown command 'ls'", "did you mean `deploykit list`?"),
+        (["ps"], "unknown command 'ps'", "did you mean `deploykit list`?"),
+        (["history"], "unknown command 'history'", "did you mean `deploykit list`?"),
+        (["run"], "unknown command 'run'", "did you mean `deploykit submit`?"),
+        (["up"], "unknown command 'up'", "did you mean `deploykit submit`?"),
+        (["stop"], "unknown command 'stop'", "did you mean `deploykit cancel`?"),
+        (["kill"], "unknown command 'kill'", "did you mean `deploykit cancel`?"),
+        (["delete"], "unknown command 'delete'", "did you mean `deploykit rm`?"),
+        (["tail"], "unknown command 'tail'", "did you mean `deploykit logs --follow`?"),
+        (["help", "sbumit"], "unknown command 'sbumit'", "did you mean `deploykit submit`?"),
+        (["--verison"], "no command before --verison", "did you mean '--version'?"),
+        (["-w"], "no command before -w", "as in `deploykit submit --wait`"),
+        (["rm"], "the following arguments are required: RUN", "`deploykit rm --help`"),
         (["attach", "one"], "backend local does not offer `attach`", "offered by: sagemaker"),
         (["submit", "--", "\udcff"], "an argument of the trainer is not UTF-8 text", ""),
         (["logs", "--first-eror"], "unrecognized arguments: --first-eror", "'--first-error'?"),
@@ -133,6 +166,49 @@ def test_all_problems_with_lines(project, capsys):
         "  line 1: nmae: unknown key (did you mean 'name'?)",
         f"  line 2: {missing} in {project} (did you mean 'train.py'?)",
     ]
+
+
+def test_a_misspelled_script_is_answered_with_the_right_one(project, capsys):
+    assert run("submit", "trian.py") == 66
+    said = ["error: script trian.py not found", "  did you mean 'train.py'?"]
+    assert capsys.readouterr().err.splitlines() == said
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--nodes", "two"], "argument --nodes: expected a whole number, got 'two'"),
+        (["--nodes", "4:2"], "argument --nodes: the minimum, 4 nodes, exceeds the maximum, 2"),
+        (["--time-limit", "soon"], "argument --time-limit: expected a time such as"),
+        (["--set", "resources.nodes=two"], "resources.nodes: expected a whole number"),
+        (["--set", "resources={nodes: two}"], "resources.nodes: expected a whole number"),
+        (["--max-cost", "much"], "argument --max-cost: expected an amount of money"),
+        (["--debugger", "7"], "argument --debugger: rank '7' does not exist"),
+        (["-m", "no/such"], "argument -m: 'no/such' is not the name of a module"),
+    ],
+)
+def test_what_was_typed_is_blamed_on_the_command_line(project, capsys, argv, said):
+    assert run("submit", "--backend", "local", *argv) == 65
+    title, *lines = capsys.readouterr().err.splitlines()
+    assert title.startswith("error: arguments: 1 problem")
+    assert lines[0].startswith(f"  {said}")
+
+
+def test_the_file_and_the_command_line_are_blamed_for_their_own(project, capsys):
+    with (project / "job.yaml").open("a") as file:
+        file.write("retries: many\n")
+    assert run("submit", "--backend", "local", "--nodes", "two") == 65
+    title, *lines = capsys.readouterr().err.splitlines()
+    assert title == "error: job.yaml: 2 problems"
+    assert lines[0].endswith("retries: expected a whole number, got 'many'")
+    assert lines[1].startswith("  argument --nodes: ")
+
+
+def test_a_value_set_in_python_is_blamed_on_the_arguments(project):
+    with pytest.raises(errors.JobFileError) as caught:
+        deploykit.plan("job.yaml", set={"resources.nodes": "two"})
+    said = "arguments: 1 problem\n  resources.nodes: expected a whole number, got 'two'"
+    assert str(caught.value) == said
 
 
 def test_problems_as_json(project, capsys):
@@ -507,3 +583,72 @@ def test_output_into_a_string(argv, capsys):
     with contextlib.redirect_stdout(held):
         assert cli.main(argv) == code
     assert held.getvalue() == printed
+
+
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        ("", ["local"]),
+        ("slurm: {partition: cpu}\n", ["slurm"]),
+        ("slurm: {}\nlocal: {}\n", ["local", "slurm"]),
+        ("backend: slurm\n", ["slurm"]),
+        ("backend: local\nslurm: {}\n", ["local", "slurm"]),
+    ],
+)
+def test_check_cost_when_and_doctor_mean_the_same_backends(
+    project, capsys, monkeypatch, sections, named
+):
+    with (project / "job.yaml").open("a") as file:
+        file.write(sections)
+    monkeypatch.setattr("deploykit.backends.slurm.when", lambda plan: [])
+    monkeypatch.setattr("deploykit.backends.slurm.examine", lambda *_, **__: [])
+
+    def backends(verb):
+        run(verb, "--json")
+        shown = json.loads(capsys.readouterr().out)
+        return [one["backend"] for one in shown.get("backends", [shown])]
+
+    assert backends("cost") == backends("when") == named
+    run("check", "--json")
+    assert json.loads(capsys.readouterr().out)["backends"] == named
+    run("doctor")
+    shown = capsys.readouterr().out
+    assert [name for name in ("local", "slurm") if f"{name}: " in shown] == named
+
+
+def test_a_submit_to_the_default_backend_names_the_sections_of_others(project, capsys, monkeypatch):
+    with (project / "job.yaml").open("a") as file:
+        file.write("slurm: {}\n")
+    note = "note: runs on local, the default; the job has a section for slurm: -b chooses"
+    assert run("submit", "--dry-run") == 0
+    assert note in capsys.readouterr().err
+    for explicit in (["-b", "local"], ["--set", "backend=local"]):
+        assert run("submit", "--dry-run", *explicit) == 0
+        assert "the default" not in capsys.readouterr().err
+    monkeypatch.setenv("DEPLOYKIT_BACKEND", "local")
+    assert run("submit", "--dry-run") == 0
+    assert "the default" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("entrypoint: train.py", "expected a section, got 'train.py' (for example entrypoint: {"),
+        ("resources: {gpus: 4}", "resources.gpus: unknown key (did you mean `gpus_per_node: 4`?)"),
+        ("resources: {ranks: 4}", "unknown key (did you mean `processes_per_node: 4`?)"),
+        ("resources: {num_nodes: 2}", "unknown key (did you mean `nodes: 2`?)"),
+        ("resources: {walltime: 1h}", "unknown key (did you mean `time_limit: 1h`?)"),
+        ("sagemaker: {distribution: torch_ddp}", "(did you mean 'torch_distributed'?)"),
+        ("sagemaker: {distribution: pytorch_ddp}", "(torch_distributed starts the ranks"),
+        ("sagemaker: {distribution: ddp}", "(torch_distributed starts the ranks"),
+        ("sagemaker: {distribution: mip}", "(did you mean 'mpi'?)"),
+    ],
+)
+def test_what_other_programs_write_is_answered_with_an_example(project, capsys, text, said):
+    name, _, _ = text.partition(":")
+    keys = {"name": "name: x", "entrypoint": "entrypoint: {script: train.py}", name: text}
+    (project / "job.yaml").write_text("\n".join(keys.values()) + "\n")
+    assert run("check") == 65
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert "mean 'pytorchddp'" not in shown

@@ -15,6 +15,7 @@ import jsonschema
 import pytest
 import yaml
 
+from deploykit.backends.sagemaker import catalog
 from deploykit.cli import main as cli
 from deploykit.job import machine
 from deploykit.job import script as starter
@@ -64,6 +65,16 @@ def test_an_empty_folder_gets_a_job_that_can_be_sent(folder, capsys):
 
 @pytest.mark.torch
 @pytest.mark.quick
+def test_the_section_for_sagemaker_names_the_newest_image(folder, capsys):
+    assert cli.main(["init"]) == 0
+    assert cli.main(["init", "--full", "all.yaml"]) == 0
+    image = catalog.later_image(catalog.LATEST, "us-east-1", "ml.g5.12xlarge")
+    text = (folder / "job.yaml").read_text()
+    assert image in text
+    assert "framework_version" not in text
+    assert f"\n#   image_uri: {image}\n" in (folder / "all.yaml").read_text()
+
+
 def test_the_trainer_trains_saves_and_goes_on(folder, monkeypatch):
     monkeypatch.undo()  # the cores and GPUs that are there
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

@@ -17,6 +17,7 @@ from deploykit.cli import main as cli
 from deploykit.cli.watch_live import wrapped
 from deploykit.job.model import LogLine, State, Status
 from deploykit.lib.errors import BackendUnavailable
+from deploykit.observe import stacks
 from deploykit.run import state as run_state
 from deploykit.run import watch as run_watch
 from deploykit.run.metrics import RunMetrics
@@ -45,6 +46,19 @@ def test_one_run_in_a_pipe(live, capsys):
     assert f"  done    {'━' * 40} 100%\n" in shown
     assert "  loss    0.1 █▄▃▂▂▂▁▁▁▁ (log (text))\n" in shown
     assert "error" not in shown
+
+
+def test_a_run_that_stalls_has_no_time_left(live, capsys, monkeypatch):
+    bar = " 50%|#####     | 5/10 [00:05<00:05,  1.00s/it, loss=1]"
+    live.log(bar)
+    assert " left" in once(capsys)
+    monkeypatch.setattr(stacks, "stall_reason", lambda _: f"{stacks.STALLED}4 min: rank 1 waits")
+    for verb in (["watch", "--once"], ["status"]):
+        assert cli.main(verb) == 0
+        shown = capsys.readouterr().out
+        assert "no progress for 4 min" in shown
+        assert "5/10" in shown
+        assert " left" not in shown
 
 
 def test_samples_a_second_are_shown_where_the_script_tells_them(live, capsys):

@@ -74,7 +74,7 @@ def test_what_is_unknown_is_said_and_never_guessed(section, capsys):
         assert "worst   unknown" in shown
         assert json.loads(run(capsys, "cost", *argv, "--json").out)["worst"] is None
         shown = run(capsys, "submit", "--dry-run", "--max-cost", "9999 USD", *argv, code=65)
-        assert f"max_cost: cannot be enforced: {text}" in shown.err
+        assert f"argument --max-cost: cannot be enforced: {text}" in shown.err
 
 
 def test_this_machine_and_a_cluster_without_a_price_bill_nothing(project, capsys):
@@ -83,7 +83,7 @@ def test_this_machine_and_a_cluster_without_a_price_bill_nothing(project, capsys
     data = json.loads(run(capsys, "cost", "--backend", "slurm", "--json").out)
     assert (data["worst"], data["free"]) == (0, "slurm.price is not set")
     shown = run(capsys, "submit", "--dry-run", "--max-cost", "5 USD")
-    assert "warning: max_cost: has no effect: local.price is not set" in shown.err
+    assert "warning: argument --max-cost: has no effect: local.price is not set" in shown.err
     assert "cost: " not in run(capsys, "submit", "--dry-run").err
 
 

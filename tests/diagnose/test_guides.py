@@ -19,7 +19,7 @@ from deploykit_node.network import interfaces
 from deploykit_node.network.interfaces import Route
 from deploykit_node.preflight.group import TRIALS
 
-CHOSEN = "network: {0} ({1}) is the route to another node ({2}): NCCL_SOCKET_IFNAME=={0}"
+CHOSEN = 'network: {0} ({1}) is the route to another node ({2}): NCCL_SOCKET_IFNAME="={0}"'
 
 
 def case(*lines):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from deploykit.cli import main as cli
-from deploykit.job import environments
+from deploykit.job import checks, environments
 from deploykit.job.model import Environment
 from deploykit.lib.errors import JobFileError
 from deploykit.run import lifecycle
@@ -50,6 +51,41 @@ def activated(environment, shell="sh"):
     show = 'printf "%s\\n" "$python" "$(command -v python)" "$VIRTUAL_ENV" "$FROM_ACTIVATE_D"\n'
     done = subprocess.run([shell, "-c", text + show], capture_output=True, text=True, check=False)
     return done.returncode, done.stdout.splitlines()
+
+
+def of_torch(*overrides, backend="local"):
+    """What `check` says about PyTorch: the severity, or None."""
+    file = lifecycle.load(Path("job.yaml"), overrides, [backend])
+    found = [one for one in lifecycle.problems(file, backend) if "PyTorch" in one.message]
+    assert all("-m pip install torch" in one.hint for one in found)
+    return found[0].severity if found else None
+
+
+def test_a_python_without_pytorch_is_found_before_the_submit(project, monkeypatch, tmp_path):
+    assert of_torch() is of_torch(backend="slurm") is None
+    find_spec = checks.importlib.util.find_spec
+    absent = lambda name: None if name == "torch" else find_spec(name)  # noqa: E731
+    monkeypatch.setattr("importlib.util.find_spec", absent)
+    assert of_torch() == "error"
+    assert of_torch(backend="slurm") == "warning"
+    assert of_torch("entrypoint.launcher=python") is None
+    assert of_torch(f"environment={{uv: {project}}}") is None
+    assert of_torch("env.PYTHONPATH=lib") is None
+    assert of_torch("slurm.container={image: torch.sqsh}", backend="slurm") is None
+
+
+def test_an_environment_without_pytorch_is_found_before_the_submit(project, tmp_path):
+    folder = a_python(tmp_path / "empty")
+    given = f"environment={{venv: {json.dumps(str(folder))}}}"
+    (folder / "pyvenv.cfg").write_text("version = 3.12.1\ninclude-system-site-packages = false\n")
+    assert of_torch(given) == of_torch(given, backend="slurm") == "warning"
+    (folder / "pyvenv.cfg").write_text("include-system-site-packages = true\n")
+    assert of_torch(given) is None
+    (folder / "pyvenv.cfg").write_text("version = 3.12.1\n")
+    package = folder / "lib/python3.12/site-packages/torch"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    assert of_torch(given) is None
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])

@@ -68,7 +68,7 @@ def test_a_module_needs_no_job_file(scripts, capsys):
 
 @pytest.mark.parametrize("verb", ["check", "submit"])
 def test_what_a_script_lacks_is_said(scripts, capsys, verb):
-    assert cli.main([verb, "trian.py"]) == 65
+    assert cli.main([verb, "trian.py"]) == 66
     assert "did you mean 'train.py'?" in capsys.readouterr().err
     assert cli.main([verb, "train.py", "--backend", "slurm"]) == 65
     shown = capsys.readouterr().err

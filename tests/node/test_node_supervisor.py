@@ -309,6 +309,33 @@ def test_a_notice_reaches_trainers_with_a_handler_and_kills_none(bundle):
     assert done.said["rank 0"][1:] == ["handler SIGUSR2", "handler SIGTERM", "saved"]
 
 
+def test_a_notice_reaches_ranks_that_start_after_it(bundle):
+    """The first attempt of the rank gets the notice and fails; so does the second, from here."""
+    bundle.write(
+        "again.py",
+        """\
+        import os, signal, sys, time
+        told = []
+        signal.signal(signal.SIGUSR2, lambda *_: told.append(1))
+        print("ready", flush=True)
+        while not told:
+            time.sleep(0.05)
+        print("told", flush=True)
+        sys.exit(os.environ["DEPLOYKIT_RESTART_COUNT"] == "0")
+        """,
+    )
+    started = bundle.start(*torchrun(processes=1, restarts=1), "again.py")
+    started.wait_for("ready")
+    started.process.send_signal(signal.SIGUSR2)
+    done = started.finish()
+    assert done.code == 0, done.log
+    assert [line for line in done.said["rank 0"] if line in {"ready", "told"}] == [
+        *("ready", "told", "ready", "told")
+    ]
+    assert "SIGUSR2 received and forwarded to 1 rank; ranks that start later get it too" in done.log
+    assert "SIGUSR2 forwarded to 1 rank that started later" in done.log
+
+
 def test_no_process_survives_a_killed_launcher(bundle):
     bundle.write("sleeper.py", SLEEPER)
     started = bundle.start(*torchrun(), "sleeper.py")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import random
 import signal
@@ -249,6 +250,69 @@ def test_a_cap_that_is_too_low_is_refused(write, sweep, toy, cap, said):
     assert not (paths.state() / "sweeps").exists()
 
 
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({}, "cost: at most 120.00 USD: 2 trials x 60.00 USD\n  `max_cost` in the sweep file"),
+        (
+            {"repeat": 2, "retries": 1},
+            "cost: at most 480.00 USD: 2 trials x 60.00 USD x 2 repeats x 2 attempts\n",
+        ),
+        ({"max_cost": "100 USD"}, "cost: at most 100.00 USD, max_cost, instead of 120.00 USD: 2"),
+    ],
+)
+def test_the_worst_case_is_said_before_the_first_trial(write, sweep, toy, keys, said):
+    priced(toy)
+    write(trials=2, retries=keys.pop("retries", 0), **keys)
+    sweep("start", "--dry-run")
+    assert said in sweep.notes
+    assert not (paths.state() / "sweeps").exists()
+    sweep("start")
+    assert said in sweep.notes
+    assert sweep.notes.index("cost: at most") < sweep.notes.index("trial 0")
+
+
+def test_what_bills_names_the_budget_that_alerts(write, sweep, toy):
+    image = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch:2.14-cu133-amzn2023-sagemaker"
+    with (toy / "job.yaml").open("a") as file:
+        file.write(
+            "resources: {time_limit: 1h}\nsagemaker: {role: 'arn:aws:iam::123456789012:role/r', "
+            f"bucket: b-1, region: us-east-1, instance_type: ml.g5.xlarge, image_uri: '{image}'}}\n"
+        )
+    write(trials=3)
+    text = sweep("sweep.yaml", "--dry-run", "-b", "sagemaker")
+    assert '"TrainingJobName"' in text
+    assert "cost: at most" in sweep.notes
+    assert ": 3 trials x " in sweep.notes
+    assert "`deploykit infra` sets up a budget of the account that alerts by email" in sweep.notes
+
+
+def test_a_dry_run_shows_the_first_trial_and_starts_nothing(write, sweep, toy):
+    write(sampler="grid", parameters="{lr: {choice: [0.02, 0.03]}}")
+    shown = sweep("start", "--dry-run", "--json", "--sweep", "s", "--", "--do", "1 + 1")
+    assert (shown["sweep"], shown["run"], shown["backend"]) == ("s", "s-0", "plain")
+    assert (shown["trials"], shown["cost"]) == (2, None)
+    assert "train.py --do '1 + 1' --lr 0.02" in shown["text"]
+    assert "train.py --lr 0.02" in sweep("--grid", "lr=0.02,1", "--metric", "loss", "--dry-run")
+    assert not (paths.state() / "sweeps").exists()
+    assert not paths.bundles().exists()
+    assert not (toy.parent / "starts").exists()
+
+
+def test_arguments_of_every_trial(write, sweep, toy):
+    """Those of the job come first; a resumed sweep and its best job file have them too."""
+    (toy / "job.yaml").write_text("name: toy\nentrypoint: {script: train.py, args: [--a, 1]}\n")
+    write(trials=1)
+    found = sweep("start", "--json", "--", "--b", "it's x")
+    run = found["trials"][0]["runs"][0]["run"]
+    words = ast.literal_eval((paths.run_folder(run) / "args").read_text())
+    assert words[:4] == ["--a", "1", "--b", "it's x"]
+    assert words[4] == "--lr"
+    sweep("best", "--write", "best.yaml")
+    best = (toy / "best.yaml").read_text()
+    assert """args: [--a, 1, --b, "it's x", --lr, """ in best.replace('"1"', "1").replace('"', '"')
+
+
 def test_a_cap_without_prices_has_no_effect_and_says_so(write, sweep, toy):
     write(max_cost="1 USD", trials=1)
     sweep("start")
@@ -279,6 +343,8 @@ def test_a_variable_of_the_launcher_is_refused(write, sweep):
         ),
         (["best", "-b", "local"], 64, "--backend is for `deploykit sweep start`"),
         (["start", "--write", "x"], 64, "--write is for `deploykit sweep best`"),
+        (["status", "--", "x"], 64, "an argument after `--` is for `deploykit sweep start`"),
+        (["stop", "--dry-run"], 64, "--dry-run is for `deploykit sweep start`"),
         (["status"], 66, "there are no sweeps yet"),
         (["stop", "nope"], 66, "no sweep matches 'nope'"),
     ],

@@ -255,3 +255,7 @@ def has_nvme(instance_type: str) -> bool:
 
 def _domain(region: str) -> str:
     return "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
+
+
+NEWEST_IMAGE = later_image(LATEST, "us-east-1", "ml.g5.12xlarge")
+"""AWS's image of the newest PyTorch, as the job file that `init` writes names it."""

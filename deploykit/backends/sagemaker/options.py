@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from deploykit.backends.sagemaker import catalog
 from deploykit.doctor.requirements import BUCKET, REGION
-from deploykit.job.decode import Bounds, Duration, Help, Pattern
+from deploykit.job.decode import Bounds, Duration, Help, Pattern, Usual
 from deploykit.job.model import CHANNEL, JobSpec
 
 ROLE = Pattern(
@@ -270,7 +270,8 @@ class Options:
     image_uri: Annotated[
         str | None,
         Help(
-            "Container image, instead of `framework_version`; required for PyTorch 2.9 and later."
+            "Container image, instead of `framework_version`; required for PyTorch 2.9 and later.",
+            example=catalog.NEWEST_IMAGE,
         ),
         IMAGE,
     ] = None
@@ -288,6 +289,7 @@ class Options:
             "What starts the ranks: `torch_distributed` is torchrun, `mpi` is mpirun. `pytorchddp` "
             "runs as `smdistributed.dataparallel` (SMDDP): the SDK has replaced it since 2.221.1."
         ),
+        Usual("torch_distributed starts the ranks with torchrun, also for DDP", ("pytorchddp",)),
     ] = "torch_distributed"
     mpi_options: Annotated[
         str | None,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from deploykit.backends.slurm.jobs import enter as enter
     from deploykit.backends.slurm.jobs import logs as logs
     from deploykit.backends.slurm.jobs import status as status
+    from deploykit.backends.slurm.jobs import task_status as task_status
     from deploykit.backends.slurm.remote import download as download
     from deploykit.backends.slurm.remote import files as files
     from deploykit.backends.slurm.remote import logs_elsewhere as logs_elsewhere
@@ -47,7 +48,8 @@ PREFLIGHT = backend.PREFLIGHT
 
 _HOMES = {
     **dict.fromkeys(("missing", "node_names"), "commands"),
-    **dict.fromkeys(("status", "logs", "cancel", "cancel_all", "dump", "enter"), "jobs"),
+    **dict.fromkeys(("status", "task_status", "logs", "cancel", "cancel_all"), "jobs"),
+    **dict.fromkeys(("dump", "enter"), "jobs"),
     **dict.fromkeys(("submit", "find", "largest_array", "submit_array", "when"), "sbatch"),
     **dict.fromkeys(("download", "files", "logs_elsewhere", "remains", "remove_remains"), "remote"),
     **dict.fromkeys(("cost", "probe"), "site"),

@@ -12,7 +12,7 @@ from pathlib import Path
 from deploykit.backends import base as backend
 from deploykit.backends.slurm import arrays
 from deploykit.backends.slurm.options import Options
-from deploykit.job import environments
+from deploykit.job import checks, environments
 from deploykit.job.model import JobSpec, Problem
 from deploykit.lib import paths, shell
 from deploykit.lib.errors import NotFound
@@ -175,7 +175,10 @@ def _check_python(job: JobSpec, options: Options) -> Iterator[Problem]:
     python = None if options.python or options.setup or options.modules else sys.executable
     if job.environment is not None:
         python = environments.python(job.environment)
-    yield from backend.check_program(job, Path(python) if same_files and python else None)
+    local = Path(python) if same_files and python else None
+    yield from backend.check_program(job, local)
+    for problem in checks.check_torch(job, local) if local else ():
+        yield problem._replace(severity="warning")  # the nodes may have another Python there
 
 
 def _check_values(options: Options) -> Iterator[Problem]:

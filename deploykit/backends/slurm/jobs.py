@@ -11,9 +11,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from deploykit.backends import base as backend
 from deploykit.backends import ranks
 from deploykit.backends.slurm import arrays, commands, remote, states
 from deploykit.backends.slurm.states import Row
+from deploykit.job.decode import Malformed, read_json
 from deploykit.job.model import Handle, LogLine, State, Status
 from deploykit.lib import paths, shell
 from deploykit.lib.errors import BackendUnavailable, NotPermitted, TryAgain, UsageError
@@ -51,6 +53,13 @@ def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
     for array, tasks in tasks_by_array.items():
         status_by_handle[array] = _array_status(array, [status_by_handle[task] for task in tasks])
     return {handle: status_by_handle[handle] for handle in handles}
+
+
+def task_status(handle: Handle) -> Sequence[Status]:
+    """The status of each task of a job array, in order; empty where the run is not one."""
+    tasks = arrays.task_handles(handle, arrays.tasks(handle) or 0)
+    by_task = _status_on(_host(handle), [handle], tasks) if tasks else {}
+    return [by_task[task] for task in tasks]
 
 
 def _array_status(array: Handle, statuses: Sequence[Status]) -> Status:
@@ -217,7 +226,7 @@ def _status(job: Handle, row: Row | None, problem: str | None) -> Status:
     if row is None:
         current = _recorded_status(job, problem)
     else:
-        current = states.status(row)
+        current = _with_awaited(job, states.status(row))
         if current.state in _WAITING and exit_records.attempt(job.folder) is None:
             return current  # it has not started yet: there is no more to read
         current = _with_exit_record(Path(job.folder), current)
@@ -230,6 +239,21 @@ def _status(job: Handle, row: Row | None, problem: str | None) -> Status:
     stall = stacks.stall_reason(folder) if current.state is State.RUNNING else ""
     reason = "; ".join(part for part in (current.reason, stall, restarts) if part)
     return current._replace(reason=reason, billed=_billed(job, current, restarted=bool(restarts)))
+
+
+def _with_awaited(job: Handle, status: Status) -> Status:
+    """The status with the runs of `slurm.after` by name, where the reason is a dependency."""
+    if states.AWAITED not in status.reason:
+        return status
+    folder = Path(job.folder)
+    run = folder.parents[1] if folder.parent.name == "tasks" else folder
+    awaited: list[str] = []
+    with contextlib.suppress(OSError, Malformed):
+        awaited = list((read_json(run / backend.JOB).get("slurm") or {}).get("after") or ())
+    if not awaited:
+        return status
+    names = f"run {awaited[0]}" if len(awaited) == 1 else f"the runs {', '.join(awaited)}"
+    return status._replace(reason=status.reason.replace(states.AWAITED, names))
 
 
 def _billed(job: Handle, status: Status, *, restarted: bool) -> float | None:

@@ -87,11 +87,13 @@ _STATE_REASONS = {
 _EXIT_CODES = {"TIMEOUT": 124, "OUT_OF_MEMORY": 137}
 """Exit codes for states in which Slurm reports none of a program."""
 
+AWAITED = "the job that it depends on"
+"""In a reason, before the runs of `slurm.after` are known."""
 _REASONS = {
     "None": "",
     "Resources": "waiting for free nodes",
     "Priority": "waiting for jobs of higher priority",
-    "Dependency": "waiting for the job that it depends on",
+    "Dependency": f"waiting for {AWAITED}",
     "BeginTime": "waiting for its start time, or delayed after a requeue",
     "JobHeldUser": "held by its owner; `scontrol release` releases it",
     "JobHeldAdmin": "held by an administrator",
@@ -119,7 +121,7 @@ https://slurm.schedmd.com/job_reason_codes.html
 """
 
 _NEVER = {
-    "DependencyNeverSatisfied": "the job that it depends on did not end as required",
+    "DependencyNeverSatisfied": f"{AWAITED} did not end as required",
     "PartitionConfig": "its partition cannot provide what it requests",
     "PartitionNodeLimit": "requests more nodes than the partition allows",
     "PartitionTimeLimit": "its time limit exceeds the partition's",

@@ -182,7 +182,9 @@ def _address_of_host_name() -> str | None:
 
 
 def _shown(variables: Mapping[str, str]) -> str:
-    return " ".join(f"{name}={value}" for name, value in variables.items())
+    """The variables as a shell sets them: in quotes, since ``NAME==lo`` looks like a typo."""
+    quoted = ((name, f'"{value}"' if "=" in value else value) for name, value in variables.items())
+    return " ".join(f"{name}={value}" for name, value in quoted)
 
 
 def _warning(user: Mapping[str, str]) -> str:

@@ -50,6 +50,18 @@ def test_a_function_that_raises(functions):
         job.result()
 
 
+def test_a_job_of_two_nodes_returns_what_each_process_returned(cluster, project, tmp_path):
+    both = executor(
+        overrides=["resources.nodes=2", "resources.processes_per_node=2"], folder=tmp_path / "both"
+    )
+    job = both.submit(lambda: (os.environ["SLURM_PROCID"], os.environ["SLURM_NODEID"]))
+    assert job.results() == [("0", "0"), ("1", "0"), ("2", "1"), ("3", "1")]
+    with pytest.raises(AssertionError, match="results"):
+        job.result()
+    array = both.map_array(lambda x: (x, os.environ["SLURM_PROCID"]), [5, 6])
+    assert [job.results() for job in array] == [[(x, str(n)) for n in range(4)] for x in (5, 6)]
+
+
 def test_an_array_is_one_job(functions):
     jobs = functions.map_array(lambda a, b: a * b, [1, 2, 3], [4, 5, 6])
     assert [job.result() for job in jobs] == [4, 10, 18]

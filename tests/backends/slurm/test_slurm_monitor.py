@@ -7,8 +7,11 @@ import json
 import pytest
 
 from deploykit.backends.slurm import commands, jobs
+from deploykit.cli import main as cli
 from deploykit.job.model import Handle, State, Status
 from deploykit.lib.shell import Result
+from deploykit.run import registry
+from deploykit.run.registry import Run
 from tests.backends.slurm.slurm_answers import SACCT, SQUEUE, at, scontrol
 
 
@@ -65,6 +68,21 @@ def test_many_runs_cost_one_squeue_and_those_that_ended_one_scontrol(answers):
     statuses = jobs.status([handle(34, "run-a"), handle(50, "x"), handle(51, "y")])
     assert [status.exit_code for status in statuses.values()] == [None, 0, 3]
     assert answers.calls == ["squeue", "squeue", "scontrol"]
+
+
+@pytest.mark.parametrize(
+    ("after", "reason"),
+    [
+        ({}, "waiting for the job that it depends on"),
+        ({"prep": "succeeded"}, "waiting for run prep"),
+        ({"prep": "succeeded", "data": "ended"}, "waiting for the runs prep, data"),
+    ],
+)
+def test_a_run_that_waits_for_others_names_them(answers, tmp_path, after, reason):
+    answers["squeue"] = SQUEUE
+    (tmp_path / "job.json").write_text(json.dumps({"name": "d", "slurm": {"after": after}}))
+    waiting = handle(37, "run-d", tmp_path)
+    assert jobs.status([waiting])[waiting].reason == reason
 
 
 @pytest.mark.parametrize(
@@ -171,3 +189,31 @@ def test_a_job_that_ends_before_its_launchers_says_why(answers, tmp_path):
     )
     (tmp_path / "logs/slurm-0.log").write_text(f"deploykit: {why}\n")
     assert status_of(tmp_path).reason == f"2 tasks: 2 failed; task 0: {why}"
+
+
+def test_status_lists_the_tasks_of_an_array(answers, tmp_path, capsys):
+    """Task 0 has ended with two files, task 1 has failed, task 2 waits; as text and as JSON."""
+    (tmp_path / "array").write_text("3\n")
+    for task, code in enumerate((0, 3)):
+        records = tmp_path / f"tasks/{task}/exit_records"
+        records.mkdir(parents=True)
+        end = {"exit_code": code, "reason": f"rank 0 exited with {code}", "rank": 0, "attempt": 0}
+        end["finished"] = "2026-11-21T02:15:19Z"
+        (records / "node-0.json").write_text(json.dumps(end))
+    none = {"folder": "/x", "count": 0, "bytes": 0, "largest": []}
+    record = {"working_folder": none, "output": {**none, "count": 2}, "checkpoints": none}
+    written = tmp_path / "tasks/0/exit_records/written.json"
+    written.write_text(json.dumps({**record, "outputs": []}))
+    answers["squeue"] = "38_2|PENDING|N/A|N/A|1|main|9|Resources|d|/x/source\n"
+    row = Run("d", "d", "slurm", "localhost", str(tmp_path), "", "", None, registry.now(), "")
+    registry.add(row)
+    registry.confirm("d", "38")
+    assert cli.main(["status", "d"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  task")]
+    assert lines[0].startswith("  task 0: succeeded, exit code 0, 2 files")
+    assert lines[1].startswith("  task 1: failed, exit code 3: rank 0 exited with 3")
+    assert lines[2].startswith("  task 2: queued: waiting for 1 node in partition main")
+    assert cli.main(["status", "d", "--json"]) == 0
+    (shown,) = json.loads(capsys.readouterr().out)
+    found = [(task["state"], task["files"]) for task in shown["tasks"]]
+    assert found == [("succeeded", 2), ("failed", None), ("queued", None)]
