@@ -40,6 +40,8 @@ STATE_COLORS = {
     State.UNSENT.value: "red",
     State.BLOCKED.value: "red",
 }
+_USUAL_REASONS = {"every rank exited with code 0", "completed"}
+"""Of a run that succeeded: they say nothing more."""
 _SGR = {"red": 31, "green": 32, "yellow": 33, "magenta": 35, "cyan": 36}
 """The numbers of colors in SGR (ECMA-48, 8.3.117)."""
 _MARK = re.compile(r" *(error|warning):")
@@ -319,7 +321,9 @@ def run_brief(run: Run, diagnosis: str | None = None) -> None:
     else:
         label, value = "handle", str(run.handle or f"{run.backend}://{run.target}, not confirmed")
     more = shell.command("deploykit", verb, run.run)
-    for name, text in ((label, value), ("cost", _cost(run)), ("more", more)):
+    remark = run.reason if succeeded and run.reason not in _USUAL_REASONS else ""
+    rows = (("reason", remark), (label, value), ("cost", _cost(run)), ("more", more))
+    for name, text in rows:
         if text:
             say(f"  {name:<7} {text}")
 

@@ -14,6 +14,7 @@ from deploykit.backends import base as backend
 from deploykit.cli import describe, output
 from deploykit.job.model import State, Status
 from deploykit.lib import units
+from deploykit.lib.errors import UsageError
 from deploykit.observe import exit_records
 from deploykit.run import diagnosis as run_diagnosis
 from deploykit.run import metrics as run_metrics
@@ -46,7 +47,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _tasks(row: Run) -> list[tuple[Status, int | None]]:
     """The status of each task of a job array, and how many files it has written, if it ended."""
-    engine = backend.find(row.backend)
+    try:
+        engine = backend.find(row.backend)
+    except UsageError:  # it is no longer installed
+        return []
     if row.handle is None or not backend.offers(engine, "task_status"):
         return []
     tasks = []

@@ -10,6 +10,7 @@ import fnmatch
 import json
 import shutil
 import tarfile
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
@@ -121,12 +122,14 @@ def fetch(row: Run, files: Sequence[Listed], target: Path) -> None:
     After an interruption the next call copies what is missing. Raises what the target raises.
     """
     total, so_far = sum(one.file.size for one in files), 0
+    lock = threading.Lock()
 
     def done(count: int) -> None:
         nonlocal so_far
-        so_far += count
-        if progress.show:
-            progress.show("fetching", so_far, total)
+        with lock:  # several files arrive at once
+            so_far += count
+            if progress.show:
+                progress.show("fetching", so_far, total)
 
     for part in sorted({one.part for one in files}):
         chosen = [one for one in files if one.part == part]

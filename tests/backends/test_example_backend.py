@@ -57,6 +57,7 @@ def test_its_whole_life(project, capsys):
     assert "no metrics" in run(capsys, "metrics", "one")[1].err
     assert "no profile" in run(capsys, "profile", "one")[1].err
     assert "has no `track`" in run(capsys, "sync", "one")[1].err
+    assert "output: on this machine, in " in run(capsys, "fetch", "one")[1].out
     assert "one: succeeded" in run(capsys, "watch", "one", "--once")[1].out
     assert "Run one on print: succeeded" in run(capsys, "guide", "nccl", "one")[1].out
     assert (
@@ -151,7 +152,7 @@ def test_every_verb_is_tried_here_or_needs_no_backend():
         *("submit", "status", "list", "logs", "wait", "diagnose", "cancel", "backends", "check"),
         *("compare", "config", "cost", "doctor", "guide", "init", "attach", "exec", "shell"),
         *("report", "reproduce", "rerun", "disk", "dump", "prune", "rm", "sweep", "sync"),
-        *("metrics", "profile", "watch", "when"),
+        *("fetch", "metrics", "profile", "watch", "when"),
     }
     assert set(cli.VERBS) - tried == {"advise", "completion", "infra", "nodes"}
 

@@ -130,7 +130,7 @@ def test_errors_and_warnings_are_colored_where_the_terminal_has_colors(
     assert cli.main(["check", "--set", "names=a"]) == 65
     output.note("warning: disk almost full", "no error: at the start only")
     shown = output.sys.stderr.getvalue()
-    assert ("\x1b[31merror:\x1b[0m job.yaml: 1 problem\n" in shown) is colored
+    assert ("\x1b[31merror:\x1b[0m arguments: 1 problem\n" in shown) is colored
     assert ("\x1b[33mwarning:\x1b[0m disk almost full\nno error: at" in shown) is colored
     assert ("\x1b" in shown) is colored
 

@@ -123,7 +123,7 @@ def test_a_debugger_that_could_not_connect_is_refused(project, capsys, backend, 
         file.write(SAGEMAKER)
     words = ["--backend", backend, "--processes-per-node", "2", "--dry-run"]
     assert cli.main(["submit", *words, "--debugger", rank]) == 65
-    assert f"env.DEPLOYKIT_DEBUGGER: {said}" in capsys.readouterr().err
+    assert f"argument --debugger: {said}" in capsys.readouterr().err
 
 
 def test_a_node_without_debugpy_says_so(monkeypatch):

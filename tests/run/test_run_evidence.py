@@ -207,4 +207,4 @@ def test_a_node_whose_launcher_was_killed_is_named_and_not_the_one_that_reports_
     (cause,) = found["causes"]
     assert (code, cause["cause"]) == (79, "killed_by_signal")
     assert {proof["text"] for proof in cause["evidence"]} == {reason}
-    assert "deploykit logs one --node 1\nSee on n2 whether its memory ran out" in cause["fix"]
+    assert "deploykit logs one --node 1\nOn n2, check whether it ran out of memory" in cause["fix"]

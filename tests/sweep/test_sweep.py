@@ -334,7 +334,7 @@ def test_a_variable_of_the_launcher_is_refused(write, sweep):
         (["--grid", "lr=1"], 64, "--grid requires --metric"),
         (["start"], 66, "cannot read the job file sweep.yaml"),
         (["start", "--grid", "lr=1"], 64, "--grid requires --metric"),
-        (["start", "x.yaml", "--grid", "lr=1", "--metric", "m"], 64, "both given"),
+        (["start", "x.yaml", "--grid", "lr=1", "--metric", "m"], 64, "cannot be used together"),
         (["status", "--grid", "lr=1"], 64, "--grid is for `deploykit sweep start`"),
         (
             ["stop", "--detach"],

@@ -262,9 +262,9 @@ class ContextParallel:
         with evaluating(model):
             with self.suspended():
                 expected = _results(setup.objective, model, whole)
-            found = _results(setup.objective, model, part)
+            divided = _results(setup.objective, model, part)
         called = self.calls > before
-        worst = self._worst_difference(expected, found, length, called=called)
+        worst = self._worst_difference(expected, divided, length, called=called)
         if not called:
             raise ConfigError(
                 "--context-parallel requires a model that calls scaled_dot_product_attention, and "
@@ -279,15 +279,21 @@ class ContextParallel:
             )
 
     def _worst_difference(
-        self, expected: tuple[Any, Tensor], found: tuple[Any, Tensor], length: int, *, called: bool
+        self,
+        expected: tuple[Any, Tensor],
+        divided: tuple[Any, Tensor],
+        length: int,
+        *,
+        called: bool,
     ) -> float:
         """How far outputs, loss and number of targets are off on any rank, relatively. Collective.
 
-        `found` has those of a part of this `length`. It is 1 if a rank has not `called` attention.
+        `divided` has those of a part of this `length`. The result is 1 if a rank has not `called`
+        attention.
         """
-        distributed.all_reduce(found[1], group=self.group)
-        differences = [_difference(*pair) for pair in zip(expected[1], found[1], strict=True)]
-        whole, own = (_scores(outputs) for outputs, _ in (expected, found))
+        distributed.all_reduce(divided[1], group=self.group)
+        differences = [_difference(*pair) for pair in zip(expected[1], divided[1], strict=True)]
+        whole, own = (_scores(outputs) for outputs, _ in (expected, divided))
         if whole is not None and own is not None and whole.shape[1] == length * self.size:
             first = self.index * length
             differences.append(_difference(whole[:, first : first + length], own))

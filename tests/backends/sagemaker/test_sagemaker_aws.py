@@ -32,8 +32,8 @@ BROKEN = {
         *("ResourceConfig.InstanceType", "ml.g5.13xlarge", "sagemaker.instance_type"),
         "'ml.g5.13xlarge' is not one of the accepted values",
     ),
-    "pattern": ("TrainingJobName", "a_b", "sagemaker", "TrainingJobName 'a_b' does not match"),
-    "too long": ("TrainingJobName", "a" * 64, "sagemaker", "has 64 characters; the maximum is 63"),
+    "pattern": ("TrainingJobName", "a_b", "--run", "'a_b' does not match"),
+    "too long": ("TrainingJobName", "a" * 64, "--run", "has 64 characters; the maximum is 63"),
     "too short": (
         *("RoleArn", "arn:aws:iam", "sagemaker.role"),
         "has 11 characters; the minimum is 20",
