@@ -102,9 +102,9 @@ def _problem(candidate: VerifiedCheckpoint) -> str:
     """
     settings = candidate.progress.get("settings")
     if type(settings) is not dict or type(settings.get("text")) not in (str, type(None)):
-        return "its settings are not those of a run"
+        return "its settings do not come from a run"
     if settings.get("task") not in ("digits", "text"):
-        return "it is of a task of your own: only digits and text can be loaded here"
+        return "it belongs to your own task: only digits and text can be loaded here"
     try:
         options = ModelOptions.of(settings)
         if options.layers > len(candidate.tensors):
@@ -175,7 +175,7 @@ def draw_confusion(confusion: Sequence[Sequence[int]], path: Path) -> None:
     try:
         display = ConfusionMatrixDisplay(torch.tensor(confusion).numpy()).plot(cmap="Blues")
     except ImportError:
-        print("matplotlib is not installed: no confusion.png, the numbers are in evaluation.json")
+        print("no confusion.png, because matplotlib is not installed; see evaluation.json")
     else:
         display.figure_.savefig(path)
 

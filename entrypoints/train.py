@@ -240,7 +240,7 @@ class Trainer:
             )
             if 0 < self.best_step < self.step:
                 self.load(self.checkpoints.at(self.best_step, self.checkpoint_problem))
-                self.context.log(f"the best validation loss was that of step {self.best_step}:")
+                self.context.log(f"the best validation loss was at step {self.best_step}:")
                 self.validation = {}
         validation = self.validation or self.evaluate(self.task.validation)
         test = self.evaluate(self.task.test)
@@ -328,8 +328,8 @@ class Trainer:
             return problem
         if changes := self.changed_settings(checkpoint.progress["settings"]):
             raise ConfigError(
-                f"{checkpoint.path} was saved with other settings: {'; '.join(changes)[:1000]}; "
-                "use the same settings, or another checkpoint folder"
+                f"{checkpoint.path} was saved with different settings: "
+                f"{'; '.join(changes)[:1000]}; use the same settings or another checkpoint folder"
             )
         return checkpoint.mismatch(self.strategy.state(checkpoint.tensors))
 

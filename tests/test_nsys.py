@@ -167,7 +167,7 @@ def test_ranks_of_sagemakers_toolkit_are_refused_before_the_job():
         profile="nsys",
     )
     problems = {one.path: one.message for one in sagemaker.check(job, OPTIONS)}
-    assert problems["profile"].startswith("nsys needs ranks that deploykit starts")
+    assert problems["profile"].startswith("nsys needs ranks started by deploykit")
 
 
 def wait_for(file):

@@ -410,14 +410,14 @@ def stall_reason(folder: Path) -> str:
 
 
 def _waiting(stalled: Sequence[dict[str, Any]]) -> str:
-    """``4 of 4 processes wait to connect to HOST:PORT, where nobody listens``."""
+    """``4 of 4 processes wait to connect to HOST:PORT, where nothing is listening``."""
     count = sum(record["waiting"] for record in stalled)
     who = f"{count} of {count} processes wait"
     address = next((record["address"] for record in stalled if record["address"]), "")
     if not address:
         return f"{who} in init_process_group"
     if all(record["refused"] for record in stalled if record["address"]):
-        return f"{who} to connect to {address}, where nobody listens"
+        return f"{who} to connect to {address}, where nothing is listening"
     return f"{who} for others at {address}"
 
 

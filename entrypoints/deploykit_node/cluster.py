@@ -213,8 +213,8 @@ def _slurm(env: Environ) -> Cluster:
         )
     if tasks != len(hosts):
         raise BadEnvironment(
-            f"Slurm started {tasks} launchers on {len(hosts)} nodes, but must start one per node, "
-            "since each starts all ranks of its node. Use srun --ntasks-per-node=1."
+            f"Slurm started {tasks} launchers on {len(hosts)} nodes. It must start one per node, "
+            "because each launcher starts all ranks of its node. Use srun --ntasks-per-node=1."
         )
     return Cluster("slurm", _number(env, names["node"]), tuple(hosts))
 
@@ -240,8 +240,8 @@ def _number(env: Environ, variable: str) -> int:
     if text is None or not re.fullmatch(r"[0-9]{1,18}", text):
         state = "is not set" if text is None else f"is {text[:60]!r}"
         raise BadEnvironment(
-            f"The launcher's environment is incomplete: {variable} {state}, but must be a number. "
-            "Set it, or unset the other variables of that launcher."
+            f"The launcher's environment is incomplete: {variable} {state}; it must be a number. "
+            "Set it, or unset that launcher's other variables."
         )
     return int(text)
 

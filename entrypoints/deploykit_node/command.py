@@ -69,8 +69,8 @@ class Command:
             raise BadEnvironment(
                 f"The job asks for {nodes} node(s) x {processes} processes = "
                 f"{int(nodes) * int(processes)} ranks, but {rank.launcher} started "
-                f"{rank.world_size}: training would be silently wrong. "
-                "Check the numbers of nodes and of processes."
+                f"{rank.world_size}: training would be silently wrong. Check the number of nodes "
+                "and of processes."
             )
 
     def processes(self) -> int:
@@ -131,5 +131,5 @@ def _check_program(words: Sequence[str]) -> None:
     if not Path(program).is_file():
         raise BadCommand(
             f"File {program} not found in {Path.cwd()}. "
-            "Check entrypoint.script, and that the bundle does not leave the file out."
+            "Check entrypoint.script, and check that the bundle includes the file."
         )

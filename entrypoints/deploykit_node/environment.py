@@ -91,7 +91,7 @@ def _value(reference: str, env: Environ) -> str:
         raise Unresolved(f"write it as secret:KIND:NAME, with KIND one of {', '.join(readers)}.")
     value = readers[kind](name, env)
     if "\0" in value:
-        raise Unresolved("the value contains a NUL byte, which no environment variable can.")
+        raise Unresolved("the value contains a NUL byte, which environment variables cannot hold.")
     return value
 
 

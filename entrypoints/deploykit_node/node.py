@@ -309,7 +309,8 @@ def _check_master(env: Environ, this_rank: cluster.Rank) -> None:
     if missing:
         raise BadEnvironment(
             f"{this_rank.launcher} started this rank without {' and '.join(missing)}, so the ranks "
-            "cannot meet. Pass them on, as in: mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500"
+            "cannot find each other. Pass them on, as in: mpirun -x MASTER_ADDR=HOST -x "
+            "MASTER_PORT=29500"
         )
 
 

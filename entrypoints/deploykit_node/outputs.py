@@ -111,7 +111,7 @@ class Outputs:
             folders = dict.fromkeys([self._kept, self._all_kept])
             restored = [file for folder in folders for file in self._restore(folder)]
         if restored:
-            self._say(f"outputs brought back: {_named(restored)}")
+            self._say(f"outputs restored: {_named(restored)}")
 
     def keep_stable(self, before: Mapping[str, File]) -> dict[str, File]:
         """Keep the files that have not changed since `before`; returns all as they are now."""

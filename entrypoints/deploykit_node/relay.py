@@ -310,7 +310,7 @@ class _Stream:
             return self._left_out > 0
         if os.fstat(self._sink).st_size + len(text) <= self._limit:
             return False
-        notice = f"log_limit is reached ({self._limit} bytes on this node): the rest is left out"
+        notice = f"log_limit reached ({self._limit} bytes on this node): the rest is dropped"
         _write(self._sink, self._stamped(f"{notice}, but for its last {END >> 10} KiB".encode()))
         return True
 

@@ -344,9 +344,9 @@ def check_equal_sizes(task: Task, targets: Any, size: int) -> None:
         short = dataset is not None and hasattr(dataset, "__len__") and len(dataset) % size
         if short:
             raise ConfigError(
-                f"a pipeline requires batches of equal size, and the last one of the {name} data "
-                f"has {short} samples, which only integer targets can fill up: leave them out, or "
-                f"choose a --batch-size that divides {len(dataset)}, or another strategy"
+                f"a pipeline requires batches of equal size, but the last batch of the {name} data "
+                f"has {short} samples, and only integer targets can be padded: drop those samples, "
+                f"or choose a --batch-size that divides {len(dataset)}, or another strategy"
             )
 
 
@@ -354,7 +354,7 @@ def _ignore(targets: Any, first: int) -> None:
     """Do not count the targets from number `first` on. Raises ConfigError if that is impossible."""
     if not is_integer(targets):
         raise ConfigError(
-            "a pipeline requires batches of equal size, and targets that are integers to fill up "
-            "the last one of a stream: choose another strategy"
+            "a pipeline requires batches of equal size, and only integer targets can pad the last "
+            "batch of a stream: choose another strategy"
         )
     targets[first:] = IGNORE_INDEX

@@ -92,7 +92,7 @@ def _files(path: Path) -> list[Path]:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ValueError(f"{INDEX} is not an index of safetensors files") from None
     if outside := [name for name in names if Path(name).name != name]:
-        raise ValueError(f"{INDEX} names {ascii(outside[0])[:100]}, which is no file beside it")
+        raise ValueError(f"{INDEX} names {ascii(outside[0])[:100]}, which is not a file beside it")
     return [path / name for name in names]
 
 

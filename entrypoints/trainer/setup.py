@@ -76,6 +76,6 @@ def _check_labels(task: Task, sample: Batch, context: DistributedContext) -> Non
     if equal == targets > 0:
         raise ConfigError(
             "the labels are the input_ids themselves, so each position would learn to repeat its "
-            "own token. The loss of a model of Hugging Face shifts them, and that of a task does "
-            "not: shift them in `collate` (input_ids[:, :-1] and labels[:, 1:]), or in Task.loss"
+            "own token. A Hugging Face model's own loss shifts them, but a task's loss does not: "
+            "shift them in `collate` (input_ids[:, :-1] and labels[:, 1:]), or in Task.loss"
         )

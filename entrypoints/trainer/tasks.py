@@ -57,7 +57,7 @@ def _call(options: ModelOptions) -> Task:
         if not f"{module}.".startswith(f"{error.name}."):
             raise  # a module that the task's own module imports
         raise ConfigError(
-            f"--task {options.task}: there is no module {error.name} in {Path.cwd()} or among the "
+            f"--task {options.task}: module {error.name} not found in {Path.cwd()} or among the "
             "installed packages"
         ) from error
     if not callable(function):
@@ -77,8 +77,8 @@ def _check_lengths(task: Task, name: str) -> None:
         return
     if task.streams:
         raise ConfigError(
-            f"--task {name}: `lengths` require training data with an index, and this is a stream: "
-            "put samples of similar length next to each other in the stream"
+            f"--task {name}: `lengths` require indexed training data, but this is a stream: put "
+            "samples of similar length next to each other in the stream"
         )
     samples = len(task.training)  # type: ignore[arg-type]  # it is no stream
     if len(task.lengths) != samples:
@@ -95,7 +95,7 @@ def problem(options: ModelOptions) -> str:
     if options.task == "digits" or (module and function.isidentifier()):
         return ""
     return (
-        f"--task {options.task} must be digits, text, or a function of yours as "
+        f"--task {options.task} must be digits, text, or your own function as "
         f"package.module:function{'' if colon else ', with a colon'}"
     )
 

@@ -80,7 +80,7 @@ def test_a_used_up_cap_starts_nothing(tmp_path):
     env = {cap.VARIABLE: value(3), "DEPLOYKIT_RUN_DIR": str(tmp_path)}
     end = Attempt(env, Cluster("slurm", 0, ("n0",))).begin()
     assert end.code == records.STOPPED
-    assert "its cost cap is used up (50.00 USD, at 14.18 USD an hour)" in end.reason
+    assert "its cost cap is exhausted (50.00 USD, at 14.18 USD an hour)" in end.reason
 
 
 def patiently(bundle, *words, **env):

@@ -84,10 +84,10 @@ def test_sagemaker_without_a_launcher_of_its_own():
         ({"DEPLOYKIT_BACKEND": "slurm"}, "planned for slurm, but SLURM_JOB_ID is not set"),
         (
             {**STEP, "SLURM_STEP_NUM_TASKS": "4"},
-            "4 launchers on 2 nodes, but must start one",
+            "4 launchers on 2 nodes. It must start one",
         ),
         ({"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-2]"}, "srun --ntasks-per-node=1"),
-        ({"DEPLOYKIT_NODE_RANK": "0"}, "DEPLOYKIT_NODES is not set, but must be a number"),
+        ({"DEPLOYKIT_NODE_RANK": "0"}, "DEPLOYKIT_NODES is not set; it must be a number"),
         ({"SM_CURRENT_HOST": "a", "SM_HOSTS": "a"}, "must be a JSON list"),
         ({"SM_CURRENT_HOST": "a", "SM_HOSTS": '["b"]'}, "SM_CURRENT_HOST is a, which is not in"),
     ],
@@ -110,5 +110,5 @@ def test_ranks_are_read_from_either_launcher():
 
 
 def test_an_incomplete_rank_is_an_error():
-    with pytest.raises(BadEnvironment, match="LOCAL_RANK is not set, but must be a number"):
+    with pytest.raises(BadEnvironment, match="LOCAL_RANK is not set; it must be a number"):
         cluster.rank({"RANK": "0", "WORLD_SIZE": "2"})

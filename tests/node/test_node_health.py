@@ -42,18 +42,18 @@ def nvml(monkeypatch):
     [
         ("nvmlDeviceGetTotalEccErrors", 2, "had 2 uncorrectable", True),
         ("nvmlDeviceGetRemappedRows", [0, 1, 0, 1], "row remapping failed", True),
-        ("nvmlDeviceGetRemappedRows", [0, 1, 1, 0], "waits for a reset", True),
+        ("nvmlDeviceGetRemappedRows", [0, 1, 1, 0], "needs a reset", True),
         ("nvmlDeviceGetRemappedRows", [0, 3, 0, 0], "replaced 3 bad", False),
         ("nvmlDeviceGetHandleByIndex", "lost", "lost to the driver", True),
         ("nvmlDeviceGetTemperature", "lost", "lost to the driver", True),
-        ("nvmlDeviceGetTemperature", 86, "86 °C before any work", False),
-        ("nvmlDeviceGetCurrentClocksThrottleReasons", 0x40, "as it is too hot", False),
+        ("nvmlDeviceGetTemperature", 86, "86 °C while idle", False),
+        ("nvmlDeviceGetCurrentClocksThrottleReasons", 0x40, "hardware: too hot", False),
         ("nvmlDeviceGetCurrentClocksThrottleReasons", 0x80, "power supply's brake", False),
         ("nvmlDeviceGetApplicationsClock", 345, "345 of 1980 MHz", False),
         ("nvmlDeviceGetCurrPcieLinkWidth", 4, "4 of 16 PCIe lanes", False),
         ("down", [3, 4], "NVLink 3, 4 down", False),
         ("used", 70 << 30, "70.0 GiB in use before", False),
-        ("nvmlDeviceGetEccMode", [0, 1], "changes its ECC mode", False),
+        ("nvmlDeviceGetEccMode", [0, 1], "pending change of its ECC mode", False),
     ],
 )
 def test_a_fault_of_a_gpu_is_named(nvml, name, value, says, fatal):
@@ -75,7 +75,7 @@ def test_a_driver_that_does_not_answer(nvml, monkeypatch, tmp_path):
     assert nvml({"init": "fails"}).faults == []  # a machine without GPUs
     monkeypatch.setattr(health, "DRIVER", tmp_path)
     assert nvml({"init": "fails"}).faults == [
-        ("NVIDIA's driver does not answer: Driver Not Loaded", True)
+        ("NVIDIA's driver does not respond: Driver Not Loaded", True)
     ]
 
 
@@ -112,8 +112,8 @@ def test_devices_that_are_down_or_count_errors(monkeypatch, tmp_path):
         "mlx5_1 has counted 123456 symbol errors: check its cable and its switch",
     ]
     assert found.counts == {
-        "EFA devices that are active": 2,
-        "InfiniBand devices that are active": 1,
+        "active EFA devices": 2,
+        "active InfiniBand devices": 1,
     }
 
 
@@ -192,7 +192,7 @@ def test_a_check_that_hangs_or_breaks_keeps_the_others():
     found = health.Running(checks).record(time.monotonic() + 0.2)
     free.set()
     assert found["faults"] == [
-        ("the check of its network devices has not ended: a driver or a disk that hangs?", False)
+        ("the check of its network devices has not finished: is a driver or disk hanging?", False)
     ]
     assert found["skipped"] == ["GPUs (ZeroDivisionError('division by zero'))"]
 
@@ -201,7 +201,7 @@ def test_a_check_that_hangs_or_breaks_keeps_the_others():
     ("node", "fatal", "warning"),
     [
         ({}, [], []),
-        ({"counts": {"GPUs": 7}}, ["node 2 (c, 10.0.0.2): 7 GPUs, where most nodes have 8"], []),
+        ({"counts": {"GPUs": 7}}, ["node 2 (c, 10.0.0.2): 7 GPUs, but most nodes have 8"], []),
         ({"faults": [["GPU 3 is lost", True]]}, ["node 2 (c, 10.0.0.2): GPU 3 is lost"], []),
         ({"faults": [["GPU 3 is hot", False]]}, [], ["node 2 (c, 10.0.0.2): GPU 3 is hot"]),
     ],
@@ -269,8 +269,10 @@ def test_a_job_with_a_bad_gpu_does_not_start_and_says_which_node(bundle):
     for node, done in enumerate(ends):
         assert done.code == 78, done.log
         assert "trained" not in done.log
-        assert "): GPU 1 could not replace a bad row" in bundle.end(f"node-{node}")["reason"]
+        assert "): GPU 1 could not remap a bad memory row" in bundle.end(f"node-{node}")["reason"]
     unhealthy = bundle.end("unhealthy-0")
     assert unhealthy["failed_check"]
     (reason,) = unhealthy["hosts"].values()
-    assert reason.startswith("node 1 (127.0.0.1, 127.0.0.2): GPU 1 could not replace a bad row")
+    assert reason.startswith(
+        "node 1 (127.0.0.1, 127.0.0.2): GPU 1 could not remap a bad memory row"
+    )

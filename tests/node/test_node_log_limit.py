@@ -41,7 +41,7 @@ def test_a_log_takes_no_more_than_its_limit_and_the_end(tmp_path):
         assert relayed(log, DEPLOYKIT_LOG_LIMIT=str(_LIMIT)).returncode == 1
     lines = path.read_text().splitlines()
     assert path.stat().st_size < _LIMIT + 2 * relay.END + 1000
-    said = [line for line in lines if "[rank 0] log_limit is reached (200000 bytes" in line]
+    said = [line for line in lines if "[rank 0] log_limit reached (200000 bytes" in line]
     assert len(said) in {1, 2}  # each of stdout and stderr may have something to leave out
     (left_out,) = (line for line in lines if "bytes of output were left out here" in line)
     shown = [int(line.split()[4]) for line in lines if "[rank 0] line " in line]
@@ -101,5 +101,5 @@ def test_the_log_of_a_real_job(name, cluster, project):
     log = paths.run_folder("long") / "logs/node-0.log"
     text = log.read_text()
     assert log.stat().st_size < _LIMIT + 2 * relay.END + 20_000  # the launcher's own lines
-    assert "[rank 0] log_limit is reached (200000 bytes on this node)" in text
+    assert "[rank 0] log_limit reached (200000 bytes on this node)" in text
     assert "ValueError: the reason" in text

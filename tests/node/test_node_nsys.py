@@ -31,4 +31,4 @@ def test_other_launchers_are_refused(bundle, as_rank):
     bundle.write("train.py", "print('never')")
     done = bundle.run("--", "train.py", **as_rank, DEPLOYKIT_PROFILE="nsys:3:5")
     assert done.code == 78
-    assert "profile: nsys needs ranks that deploykit starts, not torchrun" in done.log
+    assert "profile: nsys needs ranks started by deploykit, not by torchrun" in done.log

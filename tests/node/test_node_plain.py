@@ -159,7 +159,9 @@ def test_status_names_processes_that_wait_where_nobody_listens(tmp_path, monkeyp
     assert cli.main(["submit", "--backend", "local", "--run", "one", *more]) == 0
     try:
         wait_for(lambda: "no progress" in status(capsys)["reason"])
-        expected = f"2 of 2 processes wait to connect to localhost:{port}, where nobody listens"
+        expected = (
+            f"2 of 2 processes wait to connect to localhost:{port}, where nothing is listening"
+        )
         assert status(capsys)["reason"].endswith(f": {expected}")
         assert cli.main(["diagnose", "one", "--json"]) == 79
         (cause, *_) = json.loads(capsys.readouterr().out)["causes"]

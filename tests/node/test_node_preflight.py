@@ -85,7 +85,7 @@ def test_different_versions_stop_the_job_on_every_node(bundle, tmp_path):
         assert "trained" not in done.log
         reason = bundle.end(f"node-{node}")["reason"]
         assert reason.startswith("preflight stopped the job after ")
-        assert "torch is not the same on all nodes: " in reason
+        assert "torch differs between nodes: " in reason
         assert "1.2.3 on node 1" in reason
 
 
@@ -179,9 +179,13 @@ def test_healthy_nodes_have_no_findings():
         (
             "02 12 32",
             "cannot be reached: each of the other nodes",
-            "inbound rules block the others",
+            "inbound rules must block the others",
         ),
-        ("20 21 23", "cannot connect to any other node, while others reach it: node 2 gets no", ""),
+        (
+            "20 21 23",
+            "cannot connect to any other node, although others can reach it: node 2 gets no",
+            "",
+        ),
     ],
 )
 def test_a_node_that_is_cut_off_in_one_direction_is_one_finding(links, begins, ends):
@@ -194,7 +198,7 @@ def test_a_node_that_was_reached_and_sends_no_report():
     rows = told()
     del rows[3]
     ((found,), _) = judged(rows)
-    assert found.startswith("node 3 (d, 10.0.0.3) sent no report in time: its own connections to")
+    assert found.startswith("node 3 (d, 10.0.0.3) sent no report in time: it cannot connect to")
 
 
 def test_several_findings_are_all_reported():
@@ -203,9 +207,9 @@ def test_several_findings_are_all_reported():
     rows[1]["versions"] = {**rows[1]["versions"], "NCCL": None}
     first, second, third, fourth = judged(rows)[0]
     assert first.startswith("node 1 (b, 10.0.0.1) to node 2 (c, 10.0.0.2): node 1 cannot resolve")
-    assert second.startswith("node 3 (d, 10.0.0.3) to node 0 (a, 10.0.0.0): node 3 finds another")
+    assert second.startswith("node 3 (d, 10.0.0.3) to node 0 (a, 10.0.0.0): node 3 reaches a different")
     assert third == (
-        "NCCL is not the same on all nodes: 2.27.5 on node 0, 2, 3; none on node 1. "
+        "NCCL differs between nodes: 2.27.5 on node 0, 2, 3; none on node 1. "
         "Correct node 1 (b, 10.0.0.1)"
     )
     assert fourth == "/out of node 2 (c, 10.0.0.2) has only 5 MiB free"
@@ -254,13 +258,13 @@ def test_what_may_still_work_is_a_warning():
         (
             "versions",
             {2: WELL | {"backend": "gloo"}},
-            "backend is not the same on all nodes: nccl on node 0, 1, 3; gloo on",
+            "backend differs between nodes: nccl on node 0, 1, 3; gloo on",
             "",
         ),
         (
             "versions",
             {2: WELL | {"correct": False}},
-            "node 2 (c, 10.0.0.2) multiplies matrices wrongly",
+            "node 2 (c, 10.0.0.2) computes wrong matrix products",
             "",
         ),
         (
@@ -269,7 +273,7 @@ def test_what_may_still_work_is_a_warning():
             "",
             "node 3 (d, 10.0.0.3): GPU 0, multiplying reaches 67% of the median of the nodes",
         ),
-        ("bandwidth", {2: LATE}, "", "the bandwidth of all_reduce was not measured in time"),
+        ("bandwidth", {2: LATE}, "", "measuring the all_reduce bandwidth timed out"),
     ],
     ids=["a rank", "a broken PyTorch", "no GPUs", "wrong product", "slow GPU", "late"],
 )

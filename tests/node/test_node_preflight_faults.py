@@ -146,12 +146,12 @@ def test_nothing_passes_between_two_nodes(lab):
     report = nodes.run(budget=BRIEF)
     found = stopped(report)
     assert found.startswith("node 0 (10.77.0.1) to node 1 (10.77.0.2): node 0 gets no answer from")
-    assert "node 1 does not reach node 0 either" in found
+    assert "node 1 cannot reach node 0 either" in found
     assert found in report.logs[1]
 
 
 @pytest.mark.parametrize(
-    ("unplugged", "how"), [(False, "nothing listens there"), (True, "no machine that answers")]
+    ("unplugged", "how"), [(False, "nothing is listening there"), (True, "no machine answers")]
 )
 def test_a_dead_node(lab, unplugged, how):
     nodes = Nodes(lab, 3)
@@ -168,7 +168,7 @@ def test_an_mtu_that_the_network_does_not_carry(lab):
         words = ("mtu", 9000, "gso_max_segs", 1)
         netns.ip("-n", nodes.names[number], "link", "set", "eth0", *words)
     report = nodes.run()
-    assert "small packets pass and large ones are lost" in report.failures[0]
+    assert "small packets pass, but large ones are lost" in report.failures[0]
     assert "(9000 on node 0, 9000 on node 2)" in report.failures[0]
 
 
@@ -189,6 +189,6 @@ def test_versions_that_differ(lab, tmp_path, subnet):
     (tmp_path / "torch-1.2.3.dist-info").mkdir()
     (tmp_path / "torch-1.2.3.dist-info" / "METADATA").write_text("Name: torch\nVersion: 1.2.3\n")
     found = stopped(Nodes(lab, 3, subnet).run(env={1: [str(tmp_path)]}))
-    assert found.startswith("torch is not the same on all nodes: ")
+    assert found.startswith("torch differs between nodes: ")
     assert "1.2.3 on node 1" in found
     assert found.endswith(f"Correct node 1 ({subnet.format(2)})")

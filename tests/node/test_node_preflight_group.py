@@ -40,8 +40,8 @@ async def together(tests):
             "works with NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1: the fault",
         ),
         ("exits", "NCCL_NET", "works with NCCL_IB_DISABLE=1 NCCL_NET=Socket: the fault is in"),
-        ("exits", "gloo", "plain sockets alone, and Gloo works"),
-        ("exits", "never", "It fails with Gloo too, so NCCL is not the cause"),
+        ("exits", "gloo", "plain sockets only, but Gloo works"),
+        ("exits", "never", "It fails with Gloo as well, so NCCL is not the cause"),
         pytest.param(
             "hangs", "NCCL_IB_DISABLE", "works with NCCL_IB_DISABLE=1", marks=pytest.mark.slow
         ),

@@ -214,7 +214,7 @@ def test_times_are_told_in_steps(seconds, text, tmp_path):
         ({"address": "", "refused": False}, "4 of 4 processes wait in init_process_group"),
         (
             {"address": "localhost:12355", "refused": True},
-            "4 of 4 processes wait to connect to localhost:12355, where nobody listens",
+            "4 of 4 processes wait to connect to localhost:12355, where nothing is listening",
         ),
         (
             {"address": "n1:12355", "refused": False},

@@ -100,7 +100,7 @@ def test_a_node_that_is_not_listed_cannot_be_cleared(ended, capsys):
 
 
 def test_the_page_for_the_administrator(ended, capsys):
-    reason = "node 1 (n2, 10.0.0.2): GPU 3 could not replace a bad row"
+    reason = "node 1 (n2, 10.0.0.2): GPU 3 could not remap a bad memory row"
     ended("a-1", {"n2": reason})
     folder = Path("a-1")
     (folder / "logs").mkdir()

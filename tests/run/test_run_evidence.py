@@ -115,7 +115,7 @@ def test_ranks_that_were_ended_because_they_stalled_did_not_run_out_of_memory(ru
 
 
 def test_a_node_that_failed_its_check_is_named(run, capsys):
-    why = "node 1 (lynx-2) multiplies matrices wrongly: a bad GPU, processor or memory"
+    why = "node 1 (lynx-2) computes wrong matrix products: a bad GPU, CPU or memory"
     unhealthy = {"attempt": 0, "failed_check": True, "hosts": {"lynx-2": why}}
     record = ended(78, "preflight stopped the job", None)
     _, found = run(capsys, node_0=record, unhealthy_0=unhealthy)

@@ -216,7 +216,7 @@ def test_a_search_goes_on_until_a_checkpoint_is_accepted(manager, capsys):
     assert attacks.skip_messages(capsys.readouterr().out) == [
         f"skipped checkpoint {path}: not this one" for path in (paths[2], paths[1])
     ]
-    with pytest.raises(ValueError, match=r"no checkpoint fits this model: wrong\. Use another"):
+    with pytest.raises(ValueError, match=r"no checkpoint matches this model: wrong\. Use another"):
         manager.latest(lambda _: "wrong")
 
 
@@ -337,7 +337,7 @@ process_group.leave()
 
 def test_a_folder_that_the_nodes_do_not_share_is_an_error(tmp_path):
     for text in outputs(start_ranks(tmp_path, 2, "-c", FIND_LATEST, str(tmp_path))):
-        assert "differs between nodes: rank 0 sees ['step-00000001']. Use a folder that" in text
+        assert "differs between nodes: rank 0 sees ['step-00000001']. Use a folder shared" in text
 
 
 @pytest.fixture(scope="module")

@@ -147,7 +147,7 @@ def test_a_file_outside_of_the_checkpoint_is_refused(name, manager, folder, caps
             location.relative_path = name
 
     edit(folder, elsewhere)
-    assert "is not one of its files" in fall_back(manager, capsys)
+    assert "is not part of the checkpoint" in fall_back(manager, capsys)
     whole = json.loads((latest(folder) / "whole.json").read_text())
     whole["files"][name] = whole["files"]["__0_0.distcp"]
     attacks.write_manifest(latest(folder), whole)
@@ -170,7 +170,7 @@ def test_symbolic_links_and_pipes_are_refused(name, manager, folder, capsys, tmp
     [
         ({"progress": {"step": float("nan")}}, "has no step"),
         ({"progress": {"step": "2", "best_step": 0}}, "has no step"),
-        ({"progress": {"step": 3, "best_step": 0}}, "is not that of the folder's name"),
+        ({"progress": {"step": 3, "best_step": 0}}, "differs from the folder's name"),
         ({"progress": [1]}, "has no step"),
         ({"files": [[1, 2]]}, "is not valid (AttributeError)"),
         ({"files": {}}, "does not list .metadata"),

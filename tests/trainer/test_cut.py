@@ -82,9 +82,9 @@ def test_stages_are_balanced_by_measured_time(pools, tmp_path):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("tied", "head.weight are one tensor, in several stages of the pipeline: untie them"),
-        ("ahead", "what comes before its layers is used after them too"),
-        ("own", "the model has parameters that are not used by a part of it"),
+        ("tied", "head.weight are the same tensor in several pipeline stages: untie them"),
+        ("ahead", "a result from before its layers is also used after them"),
+        ("own", "the model has parameters that no part"),
         ("used-pairs", "running a stage alone failed: TypeError"),
         ("twice", "its layers are not called once each, in their order"),
     ],

@@ -66,13 +66,13 @@ def test_pipelines_and_tensor_parallelism_take_models_that_fit(
 @pytest.mark.parametrize(
     ("task", "strategy", "message"),
     [
-        ("language", "pp", "between its layers: blocks.1 does not take what blocks.0 returns"),
-        ("regression", "pp", "the last one of the training data has 3 samples, which only integer"),
+        ("language", "pp", "between its layers: blocks.1 does not accept the output of blocks.0"),
+        ("regression", "pp", "the last batch of the training data has 3 samples, and only integer"),
         ("misspelled", "tp", "frist, which Net has not: did you mean first?"),
         (
             "regression",
             "tp",
-            "Net has no plan for tensor parallelism: give Task.",
+            "Net has no plan for tensor parallelism: return one for",
         ),
     ],
 )
@@ -178,7 +178,7 @@ def test_without_it_batch_normalization_depends_on_the_ranks(four, once, tmp_pat
 def test_an_evaluation_does_not_import_the_task_that_a_checkpoint_names(pools, tmp_path):
     """A checkpoint is untrusted."""
     pools[1].train(tmp_path, *words("sequence", "--strategy", "single", "--steps", "1"))
-    with pytest.raises(SystemExit, match="it is of a task of your own"):
+    with pytest.raises(SystemExit, match="it belongs to your own task"):
         call(evaluate, tmp_path / "checkpoints", tmp_path)
 
 
@@ -193,11 +193,11 @@ def test_a_mistake_in_your_code_keeps_its_traceback(tmp_path):
     ("task", "message"),
     [
         (f"{TASKS}:missing", f"the module {TASKS} has no function missing"),
-        ("tests.nowhere:task", "there is no module tests.nowhere in"),
+        ("tests.nowhere:task", "module tests.nowhere not found in"),
         (f"{TASKS}:nothing", "returned Linear: return a trainer.task.Task"),
         (f"{TASKS}:stream", "training data without a length requires --steps"),
         (f"{TASKS}:short_of_lengths", "`lengths` has 2 numbers for 51 samples"),
-        (f"{TASKS}:stream_with_lengths", "and this is a stream"),
+        (f"{TASKS}:stream_with_lengths", "but this is a stream"),
         (f"{TASKS}:plateau", "ReduceLROnPlateau needs the validation loss"),
     ],
 )
@@ -211,7 +211,7 @@ def test_a_task_that_cannot_be_used_is_one_line(pools, tmp_path, task, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--task", "digit"], "must be digits, text, or a function of yours"),
+        (["--task", "digit"], "must be digits, text, or your own function"),
         (["--task-option", "rows"], "--task-option rows must be KEY=VALUE"),
     ],
 )

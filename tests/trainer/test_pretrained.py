@@ -147,7 +147,7 @@ def test_other_weights_are_refused(change, message, pretrained, pools, tmp_path)
 @pytest.mark.parametrize(
     ("index", "message"),
     [
-        ('{"weight_map": {"a": "../secret"}}', "names '../secret', which is no file beside it"),
+        ('{"weight_map": {"a": "../secret"}}', "names '../secret', which is not a file beside it"),
         ('{"weight_map": []}', "is not an index of safetensors files"),
         ("[" * 10_000, "is not an index of safetensors files"),
         (None, "No such file"),

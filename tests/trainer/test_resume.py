@@ -137,11 +137,11 @@ CHANGED = {
 def test_other_settings_are_refused(options, one_rank, tmp_path):
     (tmp_path / "checkpoints").symlink_to(one_rank / "checkpoints")
     with pytest.raises(
-        ValueError, match="use the same settings, or another checkpoint folder"
+        ValueError, match="use the same settings or another checkpoint folder"
     ) as refused:
         train_alone(tmp_path, *FOUR_EPOCHS, *options.split())
 
-    assert f"was saved with other settings: {CHANGED[options]};" in str(refused.value)
+    assert f"was saved with different settings: {CHANGED[options]};" in str(refused.value)
 
 
 def test_checkpoints_that_cannot_be_read_end_the_run_rather_than_start_it_again(tmp_path):
@@ -227,7 +227,7 @@ def test_a_run_that_patience_stopped_is_judged_by_its_best_checkpoint(tmp_path, 
     }
     best, last = min(by_step, key=by_step.get), max(by_step)
     assert best < last < 153
-    assert f"the best validation loss was that of step {best}:" in logged
+    assert f"the best validation loss was at step {best}:" in logged
     assert lines(tmp_path)[-1]["val_loss"] == by_step[best]
 
     folder = tmp_path / "checkpoints"

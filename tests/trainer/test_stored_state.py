@@ -107,7 +107,9 @@ def test_numbers_and_objects_are_resumed_in_every_layout(layouts, pools, once, t
 
 def test_extra_state_that_no_checkpoint_can_hold_is_refused_before_training(pools, tmp_path):
     (error,) = pools[1].try_to_train(tmp_path, *words("single", "2", "unpicklable"))
-    reason = "get_extra_state() is a builtin_function_or_method, which no checkpoint can hold"
+    reason = (
+        "get_extra_state() is a builtin_function_or_method, which cannot be saved in a checkpoint"
+    )
     assert error.startswith("ConfigError: ")
     assert reason in error
 
@@ -148,7 +150,7 @@ def test_a_value_that_could_run_code_is_neither_written_nor_read(tmp_path):
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "evil"),)
 
-    with pytest.raises(ConfigError, match="is a Evil, which no checkpoint can hold"):
+    with pytest.raises(ConfigError, match="is a Evil, which cannot be saved in a checkpoint"):
         stored_state.encode({"optimizer.state": Evil()})
     buffer = io.BytesIO()
     torch.save(Evil(), buffer)
@@ -158,6 +160,6 @@ def test_a_value_that_could_run_code_is_neither_written_nor_read(tmp_path):
     for tensor in (torch.zeros(3), torch.zeros(3, 3, dtype=torch.uint8)):
         with pytest.raises(InvalidFile, match=r"object\.x is not of bytes"):
             stored_state.decode({"object.x": tensor})
-    with pytest.raises(InvalidFile, match=r"number\.x is no number"):
+    with pytest.raises(InvalidFile, match=r"number\.x is not a number"):
         stored_state.decode({"number.x": torch.zeros(2)})
     assert not (tmp_path / "evil").exists()

@@ -98,7 +98,7 @@ def test_a_checkpoint_of_another_model_is_skipped(one_rank, tmp_path, capsys):
     for path in folder.iterdir():
         (path / ".metadata").write_bytes(table.replace(b"scores.weight", b"scores.height"))
         attacks.update_checksums(path)
-    with pytest.raises(ValueError, match=r"no checkpoint fits this model: it has no tensor"):
+    with pytest.raises(ValueError, match=r"no checkpoint matches this model: it has no tensor"):
         train_alone(tmp_path, *FOUR_EPOCHS)
 
 

@@ -231,7 +231,7 @@ def _check_features(job: JobSpec, options: Options) -> Iterator[Problem]:
             message = "the nodes cannot test the network before a plain process of each"
             yield Problem("preflight", message, "remove it, or use launcher: torchrun")
     if (job.profile or "").startswith("nsys") and options.distribution != "none":
-        message = "nsys needs ranks that deploykit starts, and here SageMaker's toolkit starts them"
+        message = "nsys needs ranks started by deploykit, but here SageMaker's toolkit starts them"
         yield Problem("profile", message, "torch:20:25, which PyTorch's own profiler records")
     if checks.DEBUGGER in job.env:
         message = "no editor can connect to a container of SageMaker"

@@ -52,7 +52,7 @@ def check(env: Mapping[str, str], *, launcher: str = "") -> None:
     other = "choose torch:FIRST:LAST, which PyTorch's own profiler records"
     if launcher:
         raise BadEnvironment(
-            f"profile: nsys needs ranks that deploykit starts, not {launcher}; {other}."
+            f"profile: nsys needs ranks started by deploykit, not by {launcher}; {other}."
         )
     if _program(env) is None:
         raise BadEnvironment(

@@ -252,7 +252,7 @@ class Watch:
         }
         with contextlib.suppress(OSError):
             records.write(self._record, record)
-        usual = f"the longest pause before was {self._longest:.0f} s"
+        usual = f"the longest previous pause was {self._longest:.0f} s"
         why = f": {waiting}" if waiting else ""
         self._say(f"no progress for {quiet:.0f} s ({usual}){why}{kept}")
 
@@ -333,7 +333,7 @@ class Meeting(NamedTuple):
         if not self.address:
             return f"{who} in init_process_group"
         if self.refused:
-            return f"{who} to connect to {self.address}, where nobody listens"
+            return f"{who} to connect to {self.address}, where nothing is listening"
         return f"{who} for others at {self.address}"
 
 

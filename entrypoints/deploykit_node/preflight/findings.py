@@ -30,16 +30,16 @@ _FEW = 3
 
 _STATES = {
     "dropped": "gets no answer from {address}: the packets are dropped",
-    "refused": "is refused by {address}: nothing listens there",
-    "unreachable": "cannot reach {address}: no route, or no machine that answers",
-    "closed": "cannot talk to {address}: the connection is closed at once",
+    "refused": "is refused by {address}: nothing is listening there",
+    "unreachable": "cannot reach {address}: no route, or no machine answers",
+    "closed": "cannot talk to {address}: the connection is closed immediately",
     "unknown": "cannot resolve the host name",
-    "other": "finds another node at {address}: two nodes have the same address or name",
+    "other": "reaches a different node at {address}: two nodes have the same address or name",
 }
 _DEAD = {
-    "dropped": "It is down, or a firewall or security group drops everything on the way to it",
+    "dropped": "It is down, or a firewall or security group drops all packets to it",
     "refused": "The machine is up, but its launcher has not started or has exited: see its log",
-    "unreachable": "It is down, or in another network",
+    "unreachable": "It is down, or on another network",
     "unknown": "Add its name to DNS or to /etc/hosts of every node",
 }
 _PORTS = (
@@ -73,12 +73,12 @@ def judge_versions(peers: Peers, reports: Reports) -> Iterator[Finding]:
             text = f"PyTorch cannot be imported on {peers.label(node)}: {output}"
             yield Finding(text, fatal=True)
         elif "torch" not in record:
-            took = f"in {record['seconds']:.0f} s; slow storage? The process group was not tested"
+            took = (
+                f"in {record['seconds']:.0f} s; is storage slow? The process group was not tested"
+            )
             yield Finding(f"{peers.label(node)} did not import PyTorch {took}", fatal=False)
         elif not record["correct"]:
-            text = (
-                f"{peers.label(node)} multiplies matrices wrongly: a bad GPU, processor or memory"
-            )
+            text = f"{peers.label(node)} computes wrong matrix products: a bad GPU, CPU or memory"
             yield Finding(text, fatal=True, node=node)
     ready = {node: record for node, record in reports.items() if "torch" in record}
     names = ("torch", "NCCL", "backend")
@@ -114,7 +114,7 @@ def judge_bandwidth(peers: Peers, reports: Reports) -> Iterator[Finding]:
     if len(measured) == len(peers.hosts):
         yield from speeds.judge_group(peers, measured)
     else:
-        yield Finding("the bandwidth of all_reduce was not measured in time", fatal=False)
+        yield Finding("measuring the all_reduce bandwidth timed out", fatal=False)
 
 
 _JUDGES: dict[str, Callable[[Peers, Reports], Iterator[Finding]]] = {
@@ -153,7 +153,7 @@ def without_verdict(peers: Peers, part: str, reports: Reports) -> list[Finding]:
     if part == "bandwidth":
         return []
     fatal = [finding for finding in judge(part, peers, reports) if finding.fatal]
-    text = f"node 0 sent {peers.label(peers.node)} no result of the {part}: see its log"
+    text = f"node 0 sent {peers.label(peers.node)} no result for the {part}: see its log"
     return fatal or [Finding(text, fatal=True)]
 
 
@@ -184,7 +184,7 @@ def _broken(peers: Peers, reports: Reports) -> Iterator[Finding]:
 
 
 def _confined(peers: Peers, node: int, other: int, link: Record) -> Finding:
-    what = f"{peers.label(node)} cannot connect to any other node, while others reach it"
+    what = f"{peers.label(node)} cannot connect to any other node, although others can reach it"
     text = f"{what}: node {node} {_how(peers, other, link)}. Check its outbound rules"
     return Finding(text, fatal=True, node=node)
 
@@ -198,7 +198,7 @@ def _unreachable(peers: Peers, node: int, links: Reports, *, reported: bool) -> 
         who = f"each of the {others} ({ranges(links)})"
     what = f"{peers.label(node)} cannot be reached: {who} {_how(peers, node, link)}"
     if reported:
-        why = "Its own connections work, so its inbound rules block the others"
+        why = "Its own connections work, so its inbound rules must block the others"
         return Finding(f"{what}. {why}", fatal=True, node=node)
     why = _DEAD.get(link["state"], _DEAD["dropped"])
     started = link["state"] != "refused"  # the machine may be well
@@ -214,7 +214,7 @@ def _pair(peers: Peers, source: int, node: int, link: Record, back: Record | Non
         rules = f"the inbound rules of node {node}, or the outbound rules of node {source}"
         return f"{what}. The other direction works: check {rules}"
     return (
-        f"{what}, and node {node} does not reach node {source} either. Other pairs pass: check "
+        f"{what}, and node {node} cannot reach node {source} either. Other pairs pass: check "
         "the firewall, NACL or route between these two"
     )
 
@@ -229,8 +229,8 @@ def _silent(peers: Peers, reports: Reports) -> Iterator[Finding]:
     for node in range(0 if peers.node else len(peers.hosts)):
         if node not in reports:
             text = (
-                f"{peers.label(node)} sent no report in time: its own connections to the others "
-                "fail, or its launcher has exited: see its log"
+                f"{peers.label(node)} sent no report in time: it cannot connect to the others, or "
+                "its launcher has exited: see its log"
             )
             yield Finding(text, fatal=True)
 
@@ -252,9 +252,9 @@ def _transfers(peers: Peers, reports: Reports) -> Iterator[Finding]:
             sizes = {n: reports[n].get("mtu") for n in (source, node) if n in reports}
             known = ", ".join(f"{size} on node {number}" for number, size in sizes.items())
             text = (
-                f"{peers.label(source)} to {peers.label(node)}: small packets pass and large ones "
+                f"{peers.label(source)} to {peers.label(node)}: small packets pass, but large ones "
                 f"are lost. Probably the MTU ({known}) is larger than the network between them "
-                "supports. Make it the same on all nodes and switches, or smaller"
+                "supports. Use the same MTU on all nodes and switches, or a smaller one"
             )
             yield Finding(text, fatal=True)
 
@@ -272,7 +272,7 @@ def _versions(peers: Peers, reports: Mapping[int, Mapping[str, str | None]]) -> 
                 f"{version or 'none'} on node {ranges(nodes)}"
                 for version, nodes in nodes_by_version.items()
             )
-            text = f"{name} is not the same on all nodes: {each}. Correct {', '.join(odd[:_MANY])}"
+            text = f"{name} differs between nodes: {each}. Correct {', '.join(odd[:_MANY])}"
             yield Finding(text, fatal=True)
 
 
@@ -284,7 +284,7 @@ def _clocks(peers: Peers, reports: Reports) -> Iterator[Finding]:
             side = "ahead of" if ahead > 0 else "behind"
             text = (
                 f"the clock of {peers.label(node)} is {abs(ahead):.1f} s {side} node 0's: "
-                "logs will be out of order; from 5 minutes on AWS refuses requests. Start chrony"
+                "logs will be out of order, and from 5 minutes AWS rejects requests. Start chrony"
             )
             yield Finding(text, fatal=False)
 
@@ -320,7 +320,7 @@ def _counts(peers: Peers, by_node: Mapping[int, Mapping[str, int]]) -> Iterator[
         for count, nodes in sorted(fewer.items()):
             who = peers.label(nodes[0])
             who += f" and others ({ranges(nodes)})" if len(nodes) > 1 else ""
-            text = f"{who}: {count} {name}, where most nodes have {usual}"
+            text = f"{who}: {count} {name}, but most nodes have {usual}"
             yield Finding(text, name == "GPUs", nodes[0] if len(nodes) == 1 else None)
 
 
@@ -332,7 +332,7 @@ def _slow_devices(peers: Peers, by_node: Mapping[int, Mapping[str, float]]) -> I
         for node, speed in sorted(known.items(), key=lambda item: item[1]):
             if len(known) >= _FEW and speed < _SLOW_DEVICE[name[:3]] * median:
                 beside = f"{speed / median:.0%} of the median"
-                why = "a limit on that machine, another process, or hardware that fails"
+                why = "a limit on that machine, another process, or failing hardware"
                 text = f"{peers.label(node)}: {name} reaches {beside} of the nodes: {why}"
                 yield Finding(text, fatal=False)
 

@@ -13,10 +13,10 @@ from deploykit_node.preflight import health
 from deploykit_node.preflight.health import Fault, Health
 
 _THROTTLING = {
-    0x08: ("is slowed down by its hardware", "power or temperature"),
-    0x20: ("is slowed down by its driver, as it is too hot", "cooling"),
-    0x40: ("is slowed down by its hardware, as it is too hot", "cooling"),
-    0x80: ("is slowed down by the power supply's brake signal", "the power supply"),
+    0x08: ("is throttled by its hardware", "power or temperature"),
+    0x20: ("is throttled by its driver: too hot", "cooling"),
+    0x40: ("is throttled by its hardware: too hot", "cooling"),
+    0x80: ("is throttled by the power supply's brake signal", "the power supply"),
 }
 """Bits of the reasons for a low clock that are not ordinary ones, and what to check."""
 _NEAR = 5
@@ -39,7 +39,7 @@ def check(record: Health) -> None:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
         if health.DRIVER.exists():
-            record.faults.append((f"NVIDIA's driver does not answer: {error}", True))
+            record.faults.append((f"NVIDIA's driver does not respond: {error}", True))
         return
     try:
         record.counts["GPUs"] = count = nvml.nvmlDeviceGetCount()
@@ -88,17 +88,17 @@ def _memory_errors(nvml: Any, gpu: Any) -> Iterator[Fault]:
 def _ecc_mode(nvml: Any, gpu: Any) -> Iterator[Fault]:
     current, pending = nvml.nvmlDeviceGetEccMode(gpu)
     if current != pending:
-        yield "changes its ECC mode with the next reset, and has not been reset", False
+        yield "has a pending change of its ECC mode, which needs a reset", False
 
 
 def _rows(nvml: Any, gpu: Any) -> Iterator[Fault]:
     _, uncorrectable, pending, failed = nvml.nvmlDeviceGetRemappedRows(gpu)
     if failed:
-        yield "could not replace a bad row of its memory (row remapping failed): exchange it", True
+        yield "could not remap a bad memory row (row remapping failed): replace the GPU", True
     elif pending:
-        yield "waits for a reset to replace a bad row of its memory (row remapping): reset it", True
+        yield "needs a reset to remap a bad memory row (row remapping): reset it", True
     elif uncorrectable:
-        yield f"has replaced {uncorrectable} bad rows of its memory (row remapping)", False
+        yield f"has replaced {uncorrectable} bad memory rows (row remapping)", False
 
 
 def _clocks(nvml: Any, gpu: Any) -> Iterator[Fault]:
@@ -120,7 +120,7 @@ def _heat(nvml: Any, gpu: Any) -> Iterator[Fault]:
     now = nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)
     limit = nvml.nvmlDeviceGetTemperatureThreshold(gpu, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
     if now > limit - _NEAR:
-        yield f"has {now} °C before any work, and slows down at {limit} °C: check cooling", False
+        yield f"is at {now} °C while idle, and throttles at {limit} °C: check the cooling", False
 
 
 def _pcie(nvml: Any, gpu: Any) -> Iterator[Fault]:
@@ -143,10 +143,10 @@ def _nvlink(nvml: Any, gpu: Any) -> Iterator[Fault]:
                 raise
             break  # it has no more
     if up and down:
-        yield f"has NVLink {', '.join(down)} down: its fabric manager, or a bad link", False
+        yield f"has NVLink {', '.join(down)} down: check the fabric manager and the link", False
 
 
 def _use(nvml: Any, gpu: Any) -> Iterator[Fault]:
     used = nvml.nvmlDeviceGetMemoryInfo(gpu).used
     if used > _USED:
-        yield f"has {used / 2**30:.1f} GiB in use before the job starts: another process", False
+        yield f"has {used / 2**30:.1f} GiB in use before the job starts, by another process", False

@@ -251,18 +251,18 @@ class Bisection:
 def _answer(helped: int | None) -> str:
     """What the trials have shown, and the variables that help."""
     if helped is None:
-        return "It fails with Gloo too, so NCCL is not the cause: check interfaces and ports"
+        return "It fails with Gloo as well, so NCCL is not the cause: check interfaces and ports"
     best = TRIALS[helped]
     if best.backend == "gloo":
         return (
-            "NCCL hangs even over plain sockets alone, and Gloo works: check that "
-            "the driver fits NCCL, and NCCL_SOCKET_IFNAME; NCCL_DEBUG=INFO says more. Until then: "
-            "init_process_group('gloo')"
+            "NCCL hangs even with plain sockets only, but Gloo works: check that the driver "
+            "supports this NCCL, and check NCCL_SOCKET_IFNAME; NCCL_DEBUG=INFO shows more. Until "
+            "then, use init_process_group('gloo')"
         )
     variables = " ".join(f"{name}={value}" for name, value in best.env.items())
     return (
         f"NCCL hangs, but works with {variables}: the fault is in {best.part}. "
-        "To train meanwhile, more slowly, set that in env of the job"
+        "Set that in env of the job to train in the meantime, more slowly"
     )
 
 

@@ -48,7 +48,7 @@ _DCGM = {226: False, 205: True}
 """
 _COUNTERS = {
     "counters/symbol_error": "symbol errors",
-    "counters/link_downed": "times that the link went down",
+    "counters/link_downed": "link failures",
     "counters/port_rcv_errors": "receive errors",
     "hw_counters/rx_drops": "dropped packets",
     "hw_counters/rdma_read_wr_err": "failed RDMA reads",
@@ -167,7 +167,9 @@ class Running:
         self._thread.join(max(0.0, deadline - time.monotonic()))
         faults = list(self._found.faults)
         if self._thread.is_alive():
-            text = f"the check of its {self._current} has not ended: a driver or a disk that hangs?"
+            text = (
+                f"the check of its {self._current} has not finished: is a driver or disk hanging?"
+            )
             faults.append((text, False))
         counts, skipped = dict(self._found.counts), list(self._found.skipped)
         return {"faults": faults, "counts": counts, "skipped": skipped}
@@ -179,10 +181,10 @@ def check_devices(health: Health) -> None:
         device = port.parents[1]
         driver = (device / "device" / "driver").resolve().name
         kind = "EFA" if driver == "efa" or device.name.startswith("efa") else "InfiniBand"
-        state, name = _state(port), f"{kind} devices that are active"
+        state, name = _state(port), f"active {kind} devices"
         health.counts[name] = health.counts.get(name, 0) + (state == "ACTIVE")
         if state != "ACTIVE":
-            sentence = f"{kind} device {device.name} is {state or 'in no known state'}"
+            sentence = f"{kind} device {device.name} is {state or 'in an unknown state'}"
             health.faults.append((f"{sentence}: check its cable, or restart the node", False))
         for counter, words in _COUNTERS.items():
             count = _text(port / counter)
@@ -277,9 +279,7 @@ def check_dcgm(health: Health) -> None:
         health.skipped.append(f"DCGM (no result in {_DCGM_SECONDS:.0f} s)")
         return
     if code in _DCGM:
-        text = (
-            f"DCGM's diagnostic has failed with exit code {code}: run dcgmi diag -r 1 on the node"
-        )
+        text = f"DCGM's diagnostic failed with exit code {code}: run dcgmi diag -r 1 on the node"
         health.faults.append((text, _DCGM[code]))
     elif code:
         health.skipped.append(f"DCGM (exit code {code} of dcgmi)")

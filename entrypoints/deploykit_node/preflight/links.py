@@ -77,7 +77,7 @@ async def authenticate(
     writer.write(listens if listening else connects)
     proof = await reader.readexactly(_RANDOM)
     if not hmac.compare_digest(proof, connects if listening else listens):
-        raise Stranger("the other end does not know the key")
+        raise Stranger("the other end does not have the key")
 
 
 class Server:

@@ -81,9 +81,9 @@ def judge_links(peers: Peers, reports: Records) -> Iterator[Finding]:
         best = " on its best link" if len(nodes) == 1 else ""
         why = "Check the cable, the speed of the port (ethtool), and limits on that machine"
         if busy:
-            why = "The machine is busy: it is slow to itself too, so the network may be well"
+            why = "The machine is busy: its loopback is slow too, so the network may be fine"
         text = (
-            f"{who} is slow, {rate / 1e6:.1f} MB/s{best}, while nodes reach {usual / 1e6:.1f} MB/s "
+            f"{who} is slow, {rate / 1e6:.1f} MB/s{best}, but nodes reach {usual / 1e6:.1f} MB/s "
             f"(median of their best links). {why}"
         )
         broken = not busy and rate < usual * _BROKEN_LINK
@@ -141,7 +141,7 @@ def judge_group(peers: Peers, measured: Records) -> Iterator[Finding]:
         what = (
             f"all_reduce reaches {_size(rate)} of bus bandwidth, {rate / usual:.0%} of the median"
         )
-        why = "check its NIC, the cable and what else uses the network"
+        why = "check its NIC, its cable and other traffic on the network"
         yield Finding(f"{who}: {what} of the nodes: {why}", fatal=False)
 
 
@@ -161,7 +161,7 @@ def lines(measured: Records, rates: Collection[float | None]) -> Iterator[str]:
         share = f"{large / min(known):.0%}"
         what += f"; the network devices of a node carry {_size(min(known))} ({share} of it)"
     if busy := sum(record["busy"] >= _BUSY for record in groups):
-        what += f"; {busy} nodes had no processor for it and are not compared"
+        what += f"; {busy} nodes had no free CPU for it and are not compared"
     yield f"bus bandwidth: {what}"
 
 

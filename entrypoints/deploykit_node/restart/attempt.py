@@ -73,7 +73,7 @@ class Attempt:
         """
         self.cap = cap.begin(self._env, self._here.node)
         if self.cap and self.cap.used_up:
-            return NodeExit(STOPPED, f"its cost cap is used up ({self.cap.text}); raise max_cost")
+            return NodeExit(STOPPED, f"its cost cap is exhausted ({self.cap.text}); raise max_cost")
         if not self._limits:
             return None
         self._logs = slurm_job.log_sizes(self._run, self._here.node)
@@ -192,7 +192,7 @@ class Attempt:
             return _extended(end, self._how_to_resume())
         job = self._query()
         if job is None:
-            return _extended(end, "Slurm did not answer a query about the job")
+            return _extended(end, "Slurm did not respond to a query about the job")
         if job.restarts > self._number:
             self._record_slurms_restart(job)
             return _extended(end, "Slurm restarts it")
@@ -257,8 +257,8 @@ class Attempt:
         saved = end.code == STOPPED or checkpoints.newest(self._at_start, self._checkpoints)
         if why == TIME_LIMIT and not saved:
             return (
-                "it is not restarted, because this attempt left no checkpoint in "
-                f"{self._checkpoints} and a retry would make no progress"
+                f"it is not restarted: this attempt left no checkpoint in {self._checkpoints}, so "
+                "a retry would make no progress"
             )
         return None
 

@@ -320,7 +320,7 @@ def _why_not_over(end: NodeExit, attempt: Attempt, members: Membership) -> str |
 def _describe(generation: Generation, here: Cluster) -> None:
     names = ", ".join(str(member.node) for member in generation.members)
     count = len(generation.members)
-    text = f"group {generation.number}: {count} of {len(here.hosts)} nodes train ({names})"
+    text = f"group {generation.number}: {count} of {len(here.hosts)} nodes are training ({names})"
     log.say(here.node, text)
 
 

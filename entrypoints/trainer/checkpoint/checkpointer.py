@@ -166,7 +166,7 @@ class CheckpointManager:
         if any(by_rank) and not common:
             raise ConfigError(
                 f"the checkpoint folder {self._folder} differs between nodes: rank 0 sees "
-                f"{by_rank[0] or 'nothing'}. Use a folder that all nodes share, or an empty one"
+                f"{by_rank[0] or 'nothing'}. Use a folder shared by all nodes, or an empty one"
             )
         return [name for name in names if name in common]
 
@@ -249,7 +249,9 @@ def first_valid(
                 return result
         log(f"skipped checkpoint {path}: {problem}")
     if rejected:
-        raise UnusableCheckpoints(f"no checkpoint fits this model: {rejected}. Use another folder")
+        raise UnusableCheckpoints(
+            f"no checkpoint matches this model: {rejected}. Use another folder"
+        )
     if damaged:
         count = f"none of the {len(paths)} checkpoints" if len(paths) > 1 else "no checkpoint"
         raise UnusableCheckpoints(

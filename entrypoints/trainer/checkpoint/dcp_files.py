@@ -171,9 +171,9 @@ def _storage(
         key, fields = _state(index, "MetadataIndex"), _state(info, "_StorageInfo")
         file, start, length = fields["relative_path"], fields["offset"], fields["length"]
         if fields.get("transform_descriptors"):
-            raise InvalidFile("its bytes are transformed, for example compressed")
+            raise InvalidFile("its bytes are encoded, for example compressed")
         if file not in sizes:
-            raise InvalidFile(f"{ascii(file)[:100]} is not one of its files")
+            raise InvalidFile(f"{ascii(file)[:100]} is not part of the checkpoint")
         integers = type(start) is int and type(length) is int
         if not integers or start < 0 or length < 1 or start + length > sizes[file]:
             raise InvalidFile(f"the bytes of a chunk lie outside {file}")
@@ -181,7 +181,7 @@ def _storage(
     ends: dict[str, int] = {}
     for each in sorted(infos.values(), key=lambda each: each.offset):
         if each.offset < ends.get(each.relative_path, 0):
-            raise InvalidFile(f"two chunks share bytes of {each.relative_path}")
+            raise InvalidFile(f"two chunks overlap in {each.relative_path}")
         ends[each.relative_path] = each.offset + each.length
     return infos
 

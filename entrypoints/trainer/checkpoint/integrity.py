@@ -130,7 +130,7 @@ def _read_manifest(path: Path) -> tuple[Progress, dict[str, tuple[int, int]]]:
         raise InvalidFile(f"{MANIFEST} has no step")
     folder = FOLDER_NAME.fullmatch(path.name)
     if folder and int(folder[1]) != progress["step"]:
-        raise InvalidFile(f"the step in {MANIFEST} is not that of the folder's name")
+        raise InvalidFile(f"the step in {MANIFEST} differs from the folder's name")
     return progress, {name: _file_entry(name, sums) for name, sums in files}
 
 

@@ -50,7 +50,7 @@ def decode(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     for name, tensor in tensors.items():
         if name.startswith(NUMBER):
             if tensor.dim():
-                raise InvalidFile(f"{name} is no number")
+                raise InvalidFile(f"{name} is not a number")
             state[name.removeprefix(NUMBER)] = tensor.item()
         elif name.startswith(OBJECT):
             state[name.removeprefix(OBJECT)] = _load(name, tensor)
@@ -95,7 +95,7 @@ def _encoded(name: str, value: Any) -> tuple[str, Tensor]:
         _load(name, tensor)
     except (InvalidFile, pickle.PicklingError, TypeError, AttributeError, RuntimeError) as error:
         raise ConfigError(
-            f"{name} is a {type(value).__name__}, which no checkpoint can hold ({error}). "
+            f"{name} is a {type(value).__name__}, which cannot be saved in a checkpoint ({error}). "
             "Use tensors, numbers, text, or lists, tuples and dictionaries of them"
         ) from error
     return OBJECT + name, tensor

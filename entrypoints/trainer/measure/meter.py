@@ -69,7 +69,7 @@ class Meter:
             return flops_per_sample(setup.task.model, setup.sample.inputs)
         except Exception as error:  # noqa: BLE001 - models do anything; only the metric is lost
             reason = str(error).partition("\n")[0]
-            self._context.log(f"no metrics of floating-point operations: {reason}")
+            self._context.log(f"floating-point operations are not counted: {reason}")
             return 0.0
 
     def start(self, step: int) -> None:
@@ -157,7 +157,7 @@ def flops_per_sample(build: Callable[[], nn.Module], inputs: Any) -> float:
     with torch.device("meta"):
         model = build()
     if not all(parameter.is_meta for parameter in model.parameters()):
-        raise ValueError("Task.model returns a model, or parts of one, that it had built before")
+        raise ValueError("Task.model returned a model, or parts of one, that it had built before")
     model.eval()
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         call(model, sample)

@@ -126,8 +126,8 @@ def lr_schedule(
     """
     if any(group.get("lr") is None for group in optimizer.param_groups):
         raise ConfigError(
-            "Task.optimizer: the learning rate is None, which no schedule can change: give it one "
-            "(for Adafactor of transformers: lr=1e-3, relative_step=False)"
+            "Task.optimizer: the learning rate is None, so no schedule can change it: set one "
+            "(for transformers' Adafactor: lr=1e-3, relative_step=False)"
         )
     if create is not None:
         return _advanced(create(optimizer, steps), completed)
@@ -149,8 +149,8 @@ def _advanced(schedule: LRScheduler, steps: int) -> LRScheduler:
     """A new scheduler after so many steps."""
     if isinstance(schedule, ReduceLROnPlateau):
         raise ConfigError(
-            "Task.lr_schedule: ReduceLROnPlateau needs the validation loss, and a schedule here "
-            "follows from the step alone: choose another one, or stop early with --patience"
+            "Task.lr_schedule: ReduceLROnPlateau needs the validation loss, but schedules here "
+            "depend only on the step: choose another one, or stop early with --patience"
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the optimizer made no steps: another process did

@@ -174,8 +174,8 @@ class ContextParallel:
         if keys not in (1, whole) or rows not in (1, length, whole):
             raise ConfigError(
                 f"--context-parallel: the attention mask of shape {tuple(mask.shape)} does not "
-                f"cover the {whole} keys of the whole sequence. Use is_causal=True, which needs "
-                "no mask for padding at the end, or a mask for all keys"
+                f"cover the {whole} keys of the whole sequence. Use is_causal=True, which needs no "
+                "mask for trailing padding, or a mask that covers all keys"
             )
         if rows == whole:
             return mask[..., self.index * length : (self.index + 1) * length, :]
@@ -234,9 +234,9 @@ class ContextParallel:
             if not has_positions:
                 raise ConfigError(
                     f"--context-parallel: no part of {type(model).__name__} takes {POSITIONS}, so "
-                    "a rank cannot tell it where its part of a sequence begins: add this "
-                    "parameter, of shape (1, sequence), to `forward`, or give Task.slice_sequence "
-                    "if positions are among the inputs"
+                    "a rank cannot pass the position where its part of a sequence begins: add "
+                    "this parameter, of shape (1, sequence), to `forward`, or give "
+                    "Task.slice_sequence if positions are among the inputs"
                 )
         leaves = pytree.tree_leaves(sample.targets)
         if not any(isinstance(leaf, Tensor) and leaf.dim() > 1 for leaf in leaves):
@@ -267,8 +267,8 @@ class ContextParallel:
         worst = self._worst_difference(expected, divided, length, called=called)
         if not called:
             raise ConfigError(
-                "--context-parallel requires a model that calls scaled_dot_product_attention, and "
-                "this one does not: models of transformers do with attn_implementation='sdpa'"
+                "--context-parallel requires a model that calls scaled_dot_product_attention, but "
+                "this one does not: transformers' models do with attn_implementation='sdpa'"
             )
         if not worst <= TOLERANCES[setup.options.precision]:
             raise ConfigError(
@@ -335,8 +335,8 @@ def _check(query: Tensor, key: Tensor) -> None:
         )
     if key.shape[-2] != query.shape[-2]:
         raise ConfigError(
-            f"--context-parallel divides self-attention only, and here {query.shape[-2]} queries "
-            f"meet {key.shape[-2]} keys: choose another strategy for this model"
+            f"--context-parallel divides self-attention only, but here {query.shape[-2]} queries "
+            f"attend to {key.shape[-2]} keys: choose another strategy for this model"
         )
 
 
@@ -380,8 +380,7 @@ def _window(model: nn.Module) -> int | None:
 def _check_names(inputs: Any) -> None:
     """Raise ConfigError if a batch has what other parts of a sequence would need."""
     reasons = {
-        "attention_mask": "causal attention needs none for padding at the end, where targets are "
-        "-100",
+        "attention_mask": "causal attention needs none for trailing padding (targets of -100)",
         POSITIONS: "they are passed to the model",
     }
     for name, reason in reasons.items():

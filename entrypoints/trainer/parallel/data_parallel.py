@@ -31,8 +31,8 @@ _SLOW = (
 FIRST, INTERVAL = 20, 100
 """Ranks compare in so many steps at the start, and in every so many after that."""
 _ADVICE = (
-    "A branch that depends on the samples does that, as in a mixture of experts or with LayerDrop: "
-    "call the same layers on every rank, if need be with a result times 0, or use --strategy ddp "
+    "Data-dependent branches cause this, as in a mixture of experts or LayerDrop: call the same "
+    "layers on every rank (multiply an unused result by 0), or use --strategy ddp "
     "--find-unused-parameters"
 )
 
@@ -291,13 +291,13 @@ class _Watch:
         ranks = [_rank(self._group, states.index(each)) for each in two]
         if one != other:
             where = [self._names[each] or "the end of the model" for each in (one, other)]
-            what = f"rank {ranks[0]} came to {where[0]} and rank {ranks[1]} to {where[1]}"
+            what = f"rank {ranks[0]} reached {where[0]} and rank {ranks[1]} reached {where[1]}"
         else:
             differ = sorted(set(parts) ^ set(others))
             only = ranks[0] if differ[0] in parts else ranks[1]
             what = f"only rank {only} has gradients of {', '.join(differ[:3])}"
         raise UnequalRanksError(
-            f"--strategy {self._strategy} requires the same layers on every rank, and {what}. "
+            f"--strategy {self._strategy} requires the same layers on every rank, but {what}. "
             f"{_ADVICE}",
             first=distributed.get_rank(self._group) == 0,
         )

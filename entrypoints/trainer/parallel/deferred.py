@@ -84,7 +84,7 @@ class FirstWeights:
         if empty:
             raise ConfigError(
                 f"Task.init leaves {', '.join(empty[:5])}{' and others' * (len(empty) > 5)} "  # noqa: PLR2004
-                "without a value: it is called for each module, and sets its own tensors"
+                "without a value: it is called for each module and must set that module's tensors"
             )
 
     def _fill_module(
@@ -111,8 +111,8 @@ def _refuse_sparse_gradients(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise ConfigError(
-                f"{name or type(module).__name__} has sparse gradients, which have no norm and "
-                "which most optimizers and strategies refuse: leave out sparse=True"
+                f"{name or type(module).__name__} has sparse gradients, which have no norm and are "
+                "rejected by most optimizers and strategies: remove sparse=True"
             )
 
 

@@ -282,9 +282,9 @@ def _version_problems(layout: Layout) -> Iterator[str]:
     version, preset = TorchVersion(torch.__version__), layout.preset
     on_cpu, name = layout.context.device.type == "cpu", layout.options.strategy
     if version < "2.10" and (preset.tensor or (preset.pipeline and on_cpu)):
-        yield f"--strategy {name} requires PyTorch 2.10 or newer, and this is {version}"
+        yield f"--strategy {name} requires PyTorch 2.10 or newer; this is {version}"
     elif version < "2.7" and preset.sharded and on_cpu:
-        yield f"--strategy {name} requires PyTorch 2.7 or newer on the CPU, and this is {version}"
+        yield f"--strategy {name} requires PyTorch 2.7 or newer on the CPU; this is {version}"
 
 
 def _size_problems(layout: Layout) -> Iterator[str]:
@@ -306,12 +306,12 @@ def _size_problems(layout: Layout) -> Iterator[str]:
         )
     elif name == "tp" and dims.tp != world:
         yield (
-            f"--strategy tp shares one model among all {world} ranks, which contradicts "
+            f"--strategy tp shares one model among all {world} ranks, which conflicts with "
             f"--tensor-parallel {dims.tp}: remove that option, or choose tp-dp or fsdp-tp"
         )
     elif name == "pp" and dims.pp != world:
         yield (
-            f"--strategy pp is one pipeline over all {world} rank(s), which contradicts "
+            f"--strategy pp is one pipeline over all {world} rank(s), which conflicts with "
             f"--pipeline-parallel {dims.pp}: remove that option, or use pp-dp for several"
         )
     elif preset.pipeline and name != "pp":
@@ -362,7 +362,7 @@ def _schedule_problems(layout: Layout) -> Iterator[str]:
     interleaved = name == "interleaved"
     if interleaved != (stages > 1):
         yield (
-            f"--stages-per-rank {stages} contradicts --schedule {name}: only "
+            f"--stages-per-rank {stages} conflicts with --schedule {name}: only "
             "interleaved has several stages per rank, and requires at least 2"
         )
     if interleaved and ranks == 1:
@@ -393,7 +393,7 @@ def _ddp_problems(layout: Layout) -> Iterator[str]:
 def _sequence_problems(options: TrainOptions, parts: int) -> Iterator[str]:
     """Why the sequences of our tasks cannot be divided into so many parts."""
     if options.compile:
-        yield "--context-parallel does not work with --compile: remove one of the two"
+        yield "--context-parallel and --compile cannot be combined: remove one of them"
     if options.task == "digits":
         yield "--context-parallel requires a sequence: choose --task text, or remove the option"
     if options.task == "text" and options.sequence % parts:

@@ -63,8 +63,8 @@ def tie(model: nn.Module, names: list[str]) -> None:
     for name, other in zip(names[1:], others, strict=True):
         if getattr(first, "placements", None) != getattr(other, "placements", None):
             raise ConfigError(
-                f"{names[0]} and {name} are one tensor, which the plan for tensor parallelism "
-                "shards in two ways: shard both by their first dimension, or untie them"
+                f"{names[0]} and {name} are the same tensor, but the tensor-parallel plan shards "
+                "it in two ways: shard both by their first dimension, or untie them"
             )
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, first)

@@ -128,8 +128,8 @@ class Cut:
         self.boxed = not isinstance(outputs, Tensor)
         if self.boxed and not hasattr(outputs, "logits"):
             raise ConfigError(
-                f"a pipeline requires a model that returns its scores, or an object with `logits`, "
-                f"and {type(self._model).__name__} returns {_kind(outputs)}; {OTHER}"
+                "a pipeline requires a model that returns its scores, or an object with `logits`, "
+                f"but {type(self._model).__name__} returns {_kind(outputs)}; {OTHER}"
             )
         return calls, scores(outputs)
 
@@ -150,8 +150,7 @@ class Cut:
         if between := [name for name in owners if name not in (*before, *after)]:
             raise ConfigError(
                 f"a pipeline cannot cut {type(self._model).__name__}: {between[0] or 'the model'} "
-                "has parameters that are not used by a part of it before the layers or after "
-                f"them; {OTHER}"
+                f"has parameters that no part before or after the layers uses; {OTHER}"
             )
         return before, after
 
@@ -162,7 +161,7 @@ class Cut:
             self._refuse("its layers are not called once each, in their order")
         for previous, call in pairwise(ended):
             if next(iter(call.given[0]), None) is not _hidden(previous.outputs):
-                self._refuse(f"{call.name} does not take what {previous.name} returns")
+                self._refuse(f"{call.name} does not accept the output of {previous.name}")
 
     def _check_stages(self, outputs: Tensor) -> None:
         """Raise ConfigError unless the stages of one layer each give the model's scores."""
@@ -175,7 +174,7 @@ class Cut:
         except Exception as error:  # noqa: BLE001 - models do anything
             self._refuse(f"running a stage alone failed: {type(error).__name__}: {error}")
         if not torch.allclose(hidden[0], outputs, equal_nan=True):
-            self._refuse("what comes before its layers is used after them too")
+            self._refuse("a result from before its layers is also used after them")
 
     def _refuse(self, why: str) -> None:
         raise ConfigError(
@@ -248,8 +247,8 @@ class Cut:
         for names in shards.tied(self._model):
             if len({self._place(name, stages) for name in names}) > 1:
                 raise ConfigError(
-                    f"{' and '.join(names)} are one tensor, in several stages of the pipeline: "
-                    f"untie them (tie_word_embeddings=False in Hugging Face), or {OTHER}"
+                    f"{' and '.join(names)} are the same tensor in several pipeline stages: untie "
+                    f"them (tie_word_embeddings=False in Hugging Face), or {OTHER}"
                 )
 
     def _place(self, parameter: str, stages: Sequence[range]) -> int:

@@ -26,14 +26,14 @@ from trainer.setup import Setup
 from trainer.task import CreateOptimizer
 
 _EVALUATES = (
-    "warning: Task.model returned the model in evaluation mode, and it is trained in it: without "
-    "dropout, with fixed statistics of batch normalization. `from_pretrained` returns such models: "
-    "call `train()` in Task.model, unless you want that"
+    "warning: Task.model returned the model in evaluation mode, so it is trained without dropout "
+    "and with fixed batch-normalization statistics. `from_pretrained` returns such models: call "
+    "`train()` in Task.model unless this is intended"
 )
 _APART = (
-    "warning: the loss of a batch is not the mean of the losses of its parts, by their targets, so "
-    "training depends on the number of ranks and micro-batches. With weights of classes, let "
-    "Task.count return the sum of the weights of a batch's targets: the loss is exact again"
+    "warning: the loss of a batch is not the target-weighted mean of the losses of its parts, so "
+    "training depends on the number of ranks and micro-batches. With class weights, let "
+    "Task.count return the sum of the weights of a batch's targets; the loss is then exact"
 )
 
 
@@ -278,7 +278,7 @@ class Strategy:
             model, optimizer = get_state_dict(self.model, self._local_optimizer, options=flat)
         except NotImplementedError as error:  # torch keeps tensors and numbers of an optimizer
             raise ConfigError(
-                f"no checkpoint can hold the state of the optimizer: {error}"
+                f"the optimizer's state cannot be saved in a checkpoint: {error}"
             ) from error
         return model, dict(optimizer)
 

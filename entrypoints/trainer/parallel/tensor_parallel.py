@@ -91,8 +91,8 @@ def _check(model: nn.Module, plan: Iterable[str], styles: Collection[str], *, ow
     alike = get_close_matches(unknown[0], known, 1)
     hint = f": did you mean {alike[0]}?" if alike else ""
     raise ConfigError(
-        f"the plan for tensor parallelism names {unknown[0]}, which {type(model).__name__} has "
-        f"not{hint}"
+        f"the plan for tensor parallelism names {unknown[0]}, which {type(model).__name__} does "
+        f"not have{hint}"
     )
 
 
@@ -192,8 +192,9 @@ def _plan_of_hugging_face(
     plan = {name: styles[word] for name, word in words.items() if word in styles}
     if not plan:
         raise ConfigError(
-            f"{type(model).__name__} has no plan for tensor parallelism: give Task.tensor_parallel "
-            "one for `parallelize_module`, or choose another strategy, such as fsdp"
+            f"{type(model).__name__} has no plan for tensor parallelism: return one for "
+            "`parallelize_module` from Task.tensor_parallel, or choose another strategy, such as "
+            "fsdp"
         )
     config: Any = getattr(model, "config", None)
     for name in ("num_attention_heads", "num_key_value_heads"):
