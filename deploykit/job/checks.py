@@ -312,8 +312,8 @@ def check_processes(job: JobSpec) -> Iterator[Problem]:
     if entry.launcher != "torchrun":
         return
     if entry.module in _LAUNCHER_MODULES:
-        message = f"{entry.module} starts ranks itself, in each of those that torchrun starts"
-        hint = "name the script, with resources.processes_per_node, and torchrun starts the ranks"
+        message = f"{entry.module} starts its own ranks, inside each rank that torchrun starts"
+        hint = "name the script and set resources.processes_per_node; torchrun starts the ranks"
         yield Problem("entrypoint.module", message, hint, severity="warning")
     if entry.script is None:
         return
@@ -325,11 +325,11 @@ def check_processes(job: JobSpec) -> Iterator[Problem]:
         return
     message = f"{entry.script} {start.action} (line {start.line})"
     if start.plain:
-        message += ", and below torchrun such processes wait for each other"
+        message += "; under torchrun these processes wait for each other forever"
         hint = "launcher: python, which starts one plain process on each node"
         yield Problem("entrypoint.launcher", message, hint, severity="warning")
     else:
-        message += ", where no rank of torchrun listens"
+        message += ", where none of torchrun's ranks listens"
         hint = "init_process_group() without it"
         yield Problem("entrypoint.script", message, hint, severity="warning")
 

@@ -91,7 +91,7 @@ def module_problems(environment: Environment) -> Iterator[Problem]:
     scripts = [script.name for script in Path("/etc/profile.d").glob("*.sh")]
     known = known or any("module" in name or "lmod" in name for name in scripts)
     if environment.modules and not known:
-        message = "this machine seems to have no `module` command"
+        message = "this machine has no `module` command, it seems"
         yield Problem("environment.modules", message, "remove it here", severity="warning")
 
 
@@ -142,7 +142,7 @@ def _check_conda(name: str, *, prepared: bool) -> Iterator[Problem]:
         yield Problem(path, "conda is not on PATH", "run `conda init`, or load its module")
     elif not prepared and folder is None:
         hint = did_you_mean(name, known) or f"known here: {', '.join(sorted(known)) or 'none'}"
-        message = f"conda has no environment {name!r}"
+        message = f"conda has no environment named {name!r}"
         yield Problem(path, message, f"{hint} - or give its folder")
     if folder is None:
         return

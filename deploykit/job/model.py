@@ -303,7 +303,7 @@ class JobSpec:
         tuple[Annotated[str, OUTPUT], ...],
         Help(
             "Files and folders that the trainer writes into its working folder, as patterns. They "
-            "are copied into `output` when it has ended, and brought back when the job is "
+            "are copied into `output` when it has ended, and restored when the job is "
             "restarted or another run names the same `checkpoints`. `**` matches any folders.",
             example='[snapshot.pt, "*.ckpt"]',
         ),
@@ -311,9 +311,9 @@ class JobSpec:
     metrics: Annotated[
         Mapping[Annotated[str, METRIC], Annotated[str, NOT_EMPTY]],
         Help(
-            "Metrics in log lines that `deploykit metrics` does not recognize by itself: name to "
-            "regular expression, whose first group is the number. `step`, `total`, `epoch` and "
-            "`epochs` are the progress of the run.",
+            "Metrics in log lines that `deploykit metrics` does not recognize: name to regular "
+            "expression, whose first group is the number. `step`, `total`, `epoch` and `epochs` "
+            "are the progress of the run.",
             example="{loss: 'loss is ([0-9.]+)'}",
         ),
     ] = field(default_factory=dict)
@@ -373,8 +373,8 @@ class JobSpec:
     log_limit: Annotated[
         Size,
         Help(
-            "Maximum size of each node's log, on this machine and with Slurm. Output beyond it is "
-            "left out, except for the last 64 KiB. On SageMaker, CloudWatch takes all output.",
+            "Maximum size of each node's log, on this machine and with Slurm. Output beyond that "
+            "is dropped, except for the last 64 KiB. On SageMaker, CloudWatch takes all output.",
             example="1GiB",
         ),
         Bounds(1),

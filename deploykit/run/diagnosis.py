@@ -116,7 +116,7 @@ def of_files(names: Sequence[str], rules: RuleSet) -> RunDiagnosis:
             diagnosis.read(texts[path], matching, ranks.get(path))
     _read_dumps(diagnosis, [dumps.read(path) for path in recorded])
     if texts and not recorded and all(path.is_file() and not path.stat().st_size for path in texts):
-        diagnosis.unread.append("the logs are empty: they show neither a failure nor a success")
+        diagnosis.unread.append("the logs are empty, so they show neither failure nor success")
     ends = [(text, path, ranks.get(path)) for path, text in texts.items()]
     by_name = {name: path for path, name in texts.items()}
     causes = diagnosis.causes(lambda cause: recovery.is_overcome(cause, diagnosis.last, by_name))
@@ -340,8 +340,8 @@ def summary(diagnosis: RunDiagnosis) -> dict[str, Any]:
 
 _ENDINGS = {
     Ending.HEALTHY: "healthy: these logs show no failure",
-    Ending.UNREAD: "unread: not everything could be read, and the rest shows no failure",
-    Ending.UNFINISHED: "unfinished: the run has not ended, and its logs show no failure so far",
+    Ending.UNREAD: "unread: some logs could not be read; the others show no failure",
+    Ending.UNFINISHED: "unfinished: the run has not ended; its logs show no failure so far",
     Ending.UNKNOWN: "unknown: the run failed, and its logs do not show why",
 }
 

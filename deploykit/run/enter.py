@@ -112,7 +112,7 @@ def _taken(row: Run, handle: Handle, *, native: bool) -> RunStacks:
     dump = stacks.read(folder)
     if not dump.ranks:
         raise BackendUnavailable(
-            f"no node of {row.run} has written stacks: {'; '.join(complaints) or 'no rank runs'}",
+            f"no node of {row.run} wrote stacks: {'; '.join(complaints) or 'no rank runs'}",
             hint=f"`deploykit status {row.run}` shows whether it is still running",
         )
     sentences, warnings = _recorder(row)

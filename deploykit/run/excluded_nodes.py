@@ -182,7 +182,7 @@ def _observed(row: Run, host: str) -> list[str]:
     except (DeploykitError, OSError):
         texts = []
     about = dict.fromkeys(text for text in texts if host in re.split(r"[\s(),]+", text))
-    nothing = f"its log says no more; records are in {Path(row.folder, 'exit_records')}"
+    nothing = f"its log has no details; records are in {Path(row.folder, 'exit_records')}"
     return list(about)[:_MAX_LINES] or [nothing]
 
 

@@ -182,8 +182,8 @@ def _shared_checkpoints(job: JobSpec, run: str = "", *, ask: bool = False) -> li
     return [
         Problem(
             "checkpoints",
-            f"are also those of {row.run}, which is {row.state}: "
-            "each run would delete what the other saves",
+            f"are also used by {row.run}, which is {row.state}: each run would delete what the "
+            "other saves",
             f"choose another folder; `deploykit status {row.run}` shows whether it has ended",
             severity="warning",
         )

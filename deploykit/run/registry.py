@@ -255,7 +255,7 @@ def get_to_stop(name: str) -> Run:
     row = get(name)
     if row.run != name and (len(name) < _MIN_PREFIX or not row.run.startswith(name)):
         raise NotFound(
-            f"{name!r} is not the id of a run, nor its first {_MIN_PREFIX} characters or more",
+            f"{name!r} is not a run id, nor the first {_MIN_PREFIX} or more characters of one",
             hint=f"{row.run}?",
         )
     return row

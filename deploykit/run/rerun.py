@@ -56,13 +56,13 @@ def prepare(
     if not job.is_file():
         raise NotFound(
             f"{row.run} has no record of its job: {job} does not exist",
-            hint="submit its job file again; attached runs have none",
+            hint="submit its job file again; attached runs have no record",
         )
     archive = bundle.kept(row.bundle)
     if archive is None:
         raise NotFound(
             f"the source that {row.run} sent is no longer in {paths.bundles()}",
-            hint="submit its job file again; that sends the source as it is now",
+            hint="submit its job file again, with the current source",
         )
     with tempfile.TemporaryDirectory(dir=paths.private_folder(paths.bundles())) as scratch:
         source = Path(scratch, "source")
@@ -162,13 +162,13 @@ def _refuse_other_bytes(row: Run, plan: Plan, *, new_launcher: bool) -> None:
         return
     if not _has_same_files(plan):
         raise NotFound(
-            f"the files that {row.run} sent cannot be bundled again as they were",
-            hint=f"`deploykit rerun {row.run}` sends those that can",
+            f"the files that {row.run} sent can no longer be bundled exactly as they were",
+            hint=f"`deploykit rerun {row.run}` sends those that still can",
         )
     if not new_launcher:
         raise UsageError(
             f"the launcher of this deploykit is not the one that {row.run} sent",
-            hint="--new-launcher sends the same files with this one; or use the deploykit of then",
+            hint="--new-launcher sends the files with this one; or use the old deploykit",
         )
 
 

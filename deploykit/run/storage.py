@@ -198,7 +198,7 @@ def refuse_unfinished(
         if sweep not in sweeps:
             resume = shell.command("deploykit", "sweep", "resume", sweep)
             whole = shell.command("deploykit", "rm", sweep)
-            hint = f"`{resume}` continues it; `{whole}` removes it whole"
+            hint = f"`{resume}` continues it; `{whole}` removes the whole sweep"
             message = f"{run} is a trial of the sweep {sweep}, which has not ended"
             problems.append(Problem("", message, hint))
     if problems:
@@ -317,7 +317,7 @@ def remove(path: Path) -> None:
     except OSError as error:
         raise CannotWrite(
             f"{path} cannot be removed: {error.strerror}",
-            hint="make sure that nothing in it is in use or belongs to others, then try again",
+            hint="check that no file in it is in use or belongs to another user, then try again",
         ) from error
 
 

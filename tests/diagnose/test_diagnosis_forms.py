@@ -192,7 +192,7 @@ def test_the_three_endings_without_a_cause(tmp_path, capsys):
     (tmp_path / "b.log.gz").write_bytes(gzip.compress(os.urandom(9999))[:500])
     assert cli.main(["diagnose", *map(str, sorted(tmp_path.iterdir()))]) == 66
     said = capsys.readouterr()
-    assert said.out.startswith("unread: not everything could be read")
+    assert said.out.startswith("unread: some logs could not be read")
     assert "b.log.gz: only its beginning can be decompressed" in said.err
     log.write_text("")
     code, found, remark = diagnosed(capsys, log)

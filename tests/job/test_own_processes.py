@@ -88,7 +88,7 @@ def test_an_address_of_its_own(checked):
 @pytest.mark.parametrize("module", ["torch.distributed.run", "torch.distributed.launch"])
 def test_a_launcher_as_the_module(module, checked):
     _, found = checked("", script=None, module=module)
-    assert any(f"{module} starts ranks itself" in one["message"] for one in found)
+    assert any(f"{module} starts its own ranks" in one["message"] for one in found)
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,9 @@ def test_several_findings_are_all_reported():
     rows[1]["versions"] = {**rows[1]["versions"], "NCCL": None}
     first, second, third, fourth = judged(rows)[0]
     assert first.startswith("node 1 (b, 10.0.0.1) to node 2 (c, 10.0.0.2): node 1 cannot resolve")
-    assert second.startswith("node 3 (d, 10.0.0.3) to node 0 (a, 10.0.0.0): node 3 reaches a different")
+    assert second.startswith(
+        "node 3 (d, 10.0.0.3) to node 0 (a, 10.0.0.0): node 3 reaches a different"
+    )
     assert third == (
         "NCCL differs between nodes: 2.27.5 on node 0, 2, 3; none on node 1. "
         "Correct node 1 (b, 10.0.0.1)"

@@ -101,7 +101,7 @@ def test_files_that_would_not_be_bundled_again(project, sent, capsys, monkeypatc
 
     monkeypatch.setattr(bundle, "unpack", unpack)
     said = reproduce(capsys, "first", "--new-launcher", code=66).err
-    assert said.startswith("error: the files that first sent cannot be bundled again")
+    assert said.startswith("error: the files that first sent can no longer be bundled")
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def test_a_run_that_has_not_ended_is_not_called_healthy(live, capsys):
     live.log("step 1")
     assert cli.main(["diagnose", "live-run"]) == 84
     said = capsys.readouterr().out
-    assert said.startswith("unfinished: the run has not ended, and its logs show no failure so far")
+    assert said.startswith("unfinished: the run has not ended; its logs show no failure so far")
     assert "deploykit dump live-run" in said
     assert cli.main(["diagnose", "live-run", "--json"]) == 84
     assert json.loads(capsys.readouterr().out)["ending"] == "unfinished"

@@ -108,7 +108,7 @@ def test_only_a_whole_id_or_a_beginning_of_it_stops_a_run():
     assert registry.get_to_stop("exp-x-").run == "exp-x-2"
     assert registry.get_to_stop("abc").run == "abc"
     for name, near in (("x-2", "exp-x-2"), ("ab", "abc"), ("bc", "abc")):
-        with pytest.raises(NotFound, match="is not the id of a run") as caught:
+        with pytest.raises(NotFound, match="is not a run id") as caught:
             registry.get_to_stop(name)
         assert caught.value.hint == f"{near}?"
     with pytest.raises(NotFound, match="matches 2 runs"):

@@ -11,7 +11,7 @@ from deploykit.lib import paths
 from deploykit.run import registry
 from tests.aws_server import SECTION
 
-_SAID = "warning: checkpoints: are also those of live-run, which is "
+_SAID = "warning: checkpoints: are also used by live-run, which is "
 
 
 @pytest.fixture
