@@ -45,6 +45,14 @@ _RESERVED = {
 }
 """Options of sbatch that `slurm.extra` may not set, and what sets them instead."""
 
+_SRUN_RESERVED = (
+    *("chdir", "container-image", "container-mounts", "container-workdir", "cpus-per-task"),
+    *("error", "export", "immediate", "input", "jobid", "kill-on-bad-exit", "label", "multi-prog"),
+    *("no-kill", "nodelist", "nodes", "ntasks", "ntasks-per-node", "open-mode", "output"),
+    *("preserve-env", "pty", "relative", "unbuffered", "wait"),
+)
+"""Options of srun that `slurm.srun` may not set. https://slurm.schedmd.com/srun.html"""
+
 _REQUIRE_VALUE = (
     *("acctg-freq", "batch", "bb", "bbf", "begin", "cluster-constraint", "comment", "container"),
     *("container-id", "core-spec", "cores-per-socket", "cpu-freq", "cpus-per-gpu", "deadline"),
@@ -87,6 +95,7 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     yield from backend.check_ranks(job)
     yield from _check_values(options)
     yield from _check_extra(job, options)
+    yield from _check_srun(options)
     for run in options.after:
         if arrays.job_id(paths.run_folder(run)) is None:
             message = "no run with this id was submitted to Slurm from this machine"
@@ -217,6 +226,20 @@ def _texts(options: Options) -> Iterator[tuple[str, str]]:
         yield "slurm.container.image", options.container.image
         mounts = enumerate(options.container.mounts)
         yield from ((f"slurm.container.mounts[{n}]", value) for n, value in mounts)
+
+
+def _check_srun(options: Options) -> Iterator[Problem]:
+    """Report options that deploykit gives to srun itself; srun takes abbreviations."""
+    for number, text in enumerate(options.srun):
+        name = text.removeprefix("--").partition("=")[0]
+        taken = [option for option in _SRUN_RESERVED if option.startswith(name)]
+        if taken:
+            message = f"deploykit sets srun's --{name if name in taken else taken[0]} itself"
+            yield Problem(f"slurm.srun[{number}]", message, "remove it")
+        if name == "auto-resume" and options.container and options.container.runtime == "pyxis":
+            message = "HyperPod's srun does not combine it with Pyxis's options"
+            hint = "container.runtime: apptainer, or remove it"
+            yield Problem(f"slurm.srun[{number}]", message, hint, severity="warning")
 
 
 def _check_extra(job: JobSpec, options: Options) -> Iterator[Problem]:

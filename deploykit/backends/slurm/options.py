@@ -11,6 +11,9 @@ from deploykit.job.decode import NOT_EMPTY, Bounds, Help, Pattern
 from deploykit.lib import paths
 
 OPTION = Pattern(r"[A-Za-z][A-Za-z0-9-]+", "the long name of an sbatch option, without dashes")
+SRUN = Pattern(
+    r"--[a-z][a-z0-9-]+(=[^\x00-\x1f\x7f]*)?", "an option of srun, such as --auto-resume=1"
+)
 PRICE = Pattern(
     r"[0-9]{1,9}([.][0-9]{1,9})? ?[A-Z]{3}/([gG][pP][uU]|node|[cC][pP][uU]|billing)-hour",
     "a price such as 2.10 USD/gpu-hour; also per node-hour, cpu-hour or billing-hour",
@@ -171,6 +174,13 @@ class Options:
             example='{nice: "100", contiguous: ""}',
         ),
     ] = field(default_factory=dict)
+    srun: Annotated[
+        tuple[Annotated[str, SRUN], ...],
+        Help(
+            "Other options of the srun that starts the launchers, such as HyperPod's.",
+            example="[--auto-resume=1]",
+        ),
+    ] = ()
 
     def run_folder(self, run: str) -> Path:
         """The path of a run's folder on the nodes."""

@@ -149,6 +149,7 @@ def function_parameters(job: JobSpec, options: Options) -> dict[str, Any]:
     setup = _setup_lines(job, options) + _exports(dict(sorted(job.env.items())), options)
     srun = ["--export=ALL", "--kill-on-bad-exit=1"]
     srun += [f"--cpus-per-task={tasks['cpus_per_task']}"] if cpus else []
+    srun += options.srun
     own = {"setup": [*values["setup"], *setup], "use_srun": True, "srun_args": srun}
     return {
         name: value
@@ -284,6 +285,7 @@ def _srun(job: JobSpec, options: Options, folder: Path) -> list[str]:
     """Options of srun that depend on the job. srun does not inherit the CPUs from sbatch."""
     cpus, container = job.resources.cpus_per_node, options.container
     flags = [] if cpus is None else [f"--cpus-per-task={cpus}"]
+    flags += options.srun
     if container is None or container.runtime != "pyxis":
         return flags
     return [

@@ -113,6 +113,7 @@ CASES = {
             signal_seconds=300,
             restarts=Restarts(time_limit=5, error=2),
             extra={"nice": "7", "contiguous": "", "comment": 'a\\b "c"'},
+            srun=("--auto-resume=1", "--comment=it's here"),
         ),
     ),
     "pyxis": (

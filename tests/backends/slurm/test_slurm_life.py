@@ -65,6 +65,9 @@ def test_the_network_is_tested_before_the_trainer(cluster, make_plan, send, tmp_
 
 
 def test_two_nodes_by_two_ranks(cluster, make_plan, send, tmp_path):
+    prolog = tmp_path / "prolog.sh"
+    prolog.write_text("#!/bin/sh\necho export FROM_PROLOG=yes\n")
+    prolog.chmod(0o755)
     plan = make_plan(
         REPORT,
         args=HOSTILE,
@@ -74,7 +77,11 @@ def test_two_nodes_by_two_ranks(cluster, make_plan, send, tmp_path):
         cpus_per_node=2,
         gpus_per_node=2,
         memory=512 * 1024**2,
-        options=Options(extra={"comment": "it's #1: a\\b $(id)"}, partition="main"),
+        options=Options(
+            extra={"comment": "it's #1: a\\b $(id)"},
+            partition="main",
+            srun=(f"--task-prolog={prolog}",),
+        ),
     )
     handle = send(plan)
     assert stored(handle) == plan.text.encode()
@@ -96,6 +103,7 @@ def test_two_nodes_by_two_ranks(cluster, make_plan, send, tmp_path):
         assert environ["ODD"] == "a\nb '$(id)'"
         assert environ["CUDA_VISIBLE_DEVICES"] == "0,1"
         assert environ["DEPLOYKIT_RUN"] == "one-1"
+        assert environ["FROM_PROLOG"] == "yes"
     ranks = [line.rank for line in slurm.logs(handle, follow=False) if line.text == "here"]
     assert sorted(ranks) == [0, 1, 2, 3]
 

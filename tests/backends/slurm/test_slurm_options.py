@@ -113,3 +113,27 @@ def test_a_dependency_must_have_been_submitted(home, tmp_path, monkeypatch):
     flags = directives(script(options=options))
     assert flags["dependency"] == "afterok:41,afterany:42"
     assert flags["kill-on-invalid-dep"] == "yes"
+
+
+def test_options_of_srun_that_deploykit_sets_are_refused_also_abbreviated():
+    options = (
+        "--auto-resume=1",
+        "--nodes=3",
+        "--outp=x",
+        "--export=NONE",
+        "--kill",
+        "--cpu-bind=none",
+    )
+    problem_by_path = problems(options=Options(srun=options))
+    assert set(problem_by_path) == {f"slurm.srun[{number}]" for number in (1, 2, 3, 4)}
+    assert "srun's --output itself" in problem_by_path["slurm.srun[2]"].message
+
+
+def test_hyperpods_option_is_not_combined_with_pyxis():
+    image = Container("nvcr.io#nvidia/pytorch:25.01-py3")
+    found = problems(options=Options(srun=("--auto-resume=1",), container=image))
+    assert "Pyxis" in found["slurm.srun[0]"].message
+    image = Container("/shared/image.sif", "apptainer")
+    assert "slurm.srun[0]" not in problems(
+        options=Options(srun=("--auto-resume=1",), container=image)
+    )
