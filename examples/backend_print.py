@@ -1,7 +1,7 @@
 """The smallest backend: `submit` writes the command to a file. Nothing is started.
 
-Seven functions and four facts, as `deploykit/backends/base.py` describes them, and one capability
-beyond them. Another package offers such a module by an entry point in its pyproject.toml:
+It has the seven functions and four constants that `deploykit/backends/base.py` describes, and one
+optional capability. A package provides such a module through an entry point in its pyproject.toml:
 
     [project.entry-points."deploykit.backends"]
     print = "backend_print"

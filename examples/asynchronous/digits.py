@@ -1,7 +1,7 @@
-"""Data and network of the examples: scikit-learn's digits, split as in the reference trainer.
+"""Data and network for the examples: scikit-learn's digits, split as in the reference trainer.
 
-All examples use the same batches in the same order and the same initial weights, so that they
-differ only in when a gradient is applied.
+All examples use the same batches in the same order and the same initial weights. They differ only
+in when a gradient is applied.
 """
 
 from __future__ import annotations

@@ -4,16 +4,17 @@
     deploykit submit --backend local --set entrypoint.script=hogwild.py \
         --set resources.processes_per_node=1
 
-What "lock-free" means here: `weights -= lr * gradient` reads, subtracts and writes each element. If
-two processes do so at the same time, an element may get both updates, or the second write replaces
-the first, whose update is lost, silently and differently in each run. A forward pass may read some
-weights from before an update and some from after it. No element is ever half written, because an
-aligned float is stored atomically. The weights are therefore always the result of some order of
-updates without the lost ones, but no seed reproduces them.
+Here, "lock-free" means that `weights -= lr * gradient` reads, subtracts and writes each element
+without a lock. If two processes do this at the same time, an element may get both updates, or the
+second write may replace the first. The first update is then lost, silently and differently in each
+run. A forward pass may read some weights from before an update and some from after it. No element
+is ever half written, because an aligned float is stored atomically. The weights are therefore
+always the result of applying the surviving updates in some order, but no seed reproduces them.
 
-Niu et al., https://arxiv.org/abs/1106.5730, prove that this converges where each gradient touches
-few of the weights. Here it touches nearly all of them, so the proof does not apply, but training
-works. `tally` has the size of the weights and is updated in the same way, to count lost updates.
+Niu et al., https://arxiv.org/abs/1106.5730, prove that this converges if each gradient touches few
+weights. Here each gradient touches nearly all of them, so the proof does not apply, but training
+works anyway. `tally` has the same size as the weights and is updated the same way, to count lost
+updates.
 """
 
 from __future__ import annotations

@@ -3,14 +3,15 @@
     torchrun --standalone --nproc-per-node=3 parameter_server.py
     deploykit submit --backend local            # or slurm; with the job file in this folder
 
-Rank 0 holds the weights and assigns the batches; every other rank is a worker. Push and pull are
+Rank 0 holds the weights and assigns the batches. Every other rank is a worker. Push and pull are
 one call: a worker sends a gradient and receives the number of its next batch and the current
-weights. The updates by other workers until its next call are the staleness of its next gradient.
-The design is that of Li et al., https://www.usenix.org/conference/osdi14 (parameter server).
+weights. The staleness of a worker's next gradient is the number of updates by other workers until
+its next call. The design is from Li et al., https://www.usenix.org/conference/osdi14 (parameter
+server).
 
---max-staleness N bounds it. A gradient is held back while applying it would make a gradient that
-is still being computed staler than N; those held back are applied together, as one update. N = 0 is
-synchronous training, which --synchronous selects. Gradients are summed, not averaged, so that each
+--max-staleness N limits it. A gradient is held back as long as applying it would make an unfinished
+gradient staler than N. Held-back gradients are applied together, as one update. N = 0 is
+synchronous training, which --synchronous selects. Gradients are summed, not averaged: each one
 moves the weights as far as it would alone, and only its staleness differs.
 """
 

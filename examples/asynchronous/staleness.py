@@ -1,7 +1,7 @@
-"""The report that all three examples print.
+"""The report printed by all three examples.
 
-The staleness of a gradient is the number of updates of the weights between the moment when they
-were read for it and the moment when it is applied. In synchronous training it is 0.
+The staleness of a gradient is the number of weight updates between reading the weights for it and
+applying it. In synchronous training, it is 0.
 """
 
 from __future__ import annotations

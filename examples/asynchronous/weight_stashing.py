@@ -5,17 +5,17 @@
         --set resources.processes_per_node=2
 
 Each rank is a stage and holds some blocks of the network. Once the pipeline is full, a stage
-alternates between a forward and a backward pass, and updates its weights after each of the latter.
-Between the forward and the backward pass of a batch, stage s of S applies S - 1 - s updates by
-other batches. A backward pass with other weights than the forward pass would compute the gradient
-of no function at all. Each forward pass therefore stashes its weights, and its backward pass uses
-them. Narayanan et al., https://arxiv.org/abs/1806.03377. Across stages, a batch still sees
-different versions: "vertical sync", which prevents that, is left out, as in the paper's
-experiments.
+alternates between forward and backward passes, and updates its weights after each backward pass.
+Between the forward and the backward pass of a batch, stage s of S applies S - 1 - s updates from
+other batches. If the backward pass used different weights than the forward pass, its result would
+not be the gradient of any function. Each forward pass therefore stashes its weights for the
+backward pass (Narayanan et al., https://arxiv.org/abs/1806.03377). A batch still sees a different
+version of the weights in each stage. "Vertical sync", which prevents that, is left out, as in the
+paper's experiments.
 
---no-stash shows what the stash is for: it counts the backward passes that use other weights.
---synchronous flushes the pipeline after each --group batches and sums their gradients into one
-update: nothing is stale, no stash is needed, and stages wait for each other.
+--no-stash shows why the stash is needed: it counts backward passes that use different weights.
+--synchronous flushes the pipeline after every --group batches and sums their gradients into one
+update. Then nothing is stale and no stash is needed, but stages wait for each other.
 """
 
 from __future__ import annotations

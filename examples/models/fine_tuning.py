@@ -1,9 +1,9 @@
-"""LoRA (peft) on a Llama that answers generated instructions: only the adapters are trained.
+"""LoRA (peft) on a Llama that answers generated instructions. Only the adapters are trained.
 
     train.py --task fine_tuning:task --init-from FOLDER --strategy fsdp ...
 
-FOLDER is what `save_pretrained` wrote; without it, the model is a tiny one with fresh weights. Each
-rank reads its shard only. Prompts do not count in the loss, and batches are padded.
+FOLDER is a model saved by `save_pretrained`. Without it, the model is a tiny one with new weights.
+Each rank reads only its own shard. Prompts are excluded from the loss, and batches are padded.
 """
 
 import random

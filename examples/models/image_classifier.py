@@ -1,11 +1,11 @@
-"""ResNet-18 of torchvision on a folder of images with a subfolder for each class.
+"""torchvision's ResNet-18 on a folder of images, with one subfolder per class.
 
     PYTHONPATH=entrypoints python examples/models/image_classifier.py images
     PYTHONPATH=examples/models torchrun ... entrypoints/train.py --sync-batchnorm \
         --task image_classifier:task --task-option data=images
 
-The first writes such a folder, of stripes. The model has batch normalization: --sync-batchnorm
-gives the statistics of one process.
+The first command writes such a folder, with images of stripes. The model has batch normalization,
+and --sync-batchnorm gives it the same statistics as in one process.
 """
 
 import sys

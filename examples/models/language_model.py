@@ -1,9 +1,9 @@
-"""A language model of Hugging Face, from its configuration, on the bytes of Python's help topics.
+"""A Hugging Face language model, built from its configuration, on bytes of Python's help topics.
 
     train.py --task language_model:task --task-option family=gpt2 --strategy pp-tp ...
 
-Llama trains with any strategy: transformers has its plan for tensor parallelism, a pipeline cuts it
-between its blocks, and each rank makes its own shard of the weights. GPT-2 has no such plan.
+Llama trains with any strategy: transformers provides its tensor-parallel plan, a pipeline splits it
+between its blocks, and each rank creates its own shard of the weights. GPT-2 has no such plan.
 """
 
 from pydoc_data.topics import topics

@@ -1,12 +1,12 @@
-"""A recommender: the chance that a user with this history wants this item, from generated clicks.
+"""A recommender: how likely a user with a given history wants an item, from generated clicks.
 
     train.py --task recommender:task --task-option items=100000000 --strategy fsdp-tp ...
 
-Nearly all parameters are in the table of items. Its plan for tensor parallelism divides the rows
-over the ranks: each looks up its own, and what is sent are the rows that were found. (Data
-parallelism alone would gather the whole table on every rank, sharded or not.) The table is made of
-shelves, because weights are initialized module by module: no rank ever holds more than one shelf
-and its own rows.
+Nearly all parameters are in the item table. Its tensor-parallel plan divides the rows over the
+ranks. Each rank looks up its own rows, and only the rows that were found are sent. (Data
+parallelism alone would gather the whole table on every rank, sharded or not.) The table consists of
+shelves, because weights are initialized one module at a time: a rank never holds more than one
+shelf and its own rows.
 """
 
 import torch

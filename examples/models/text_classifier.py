@@ -1,9 +1,9 @@
-"""BERT from its configuration, which tells code from prose in lines of Python's help topics.
+"""BERT, built from its configuration, separates code from prose in Python's help topics.
 
     train.py --task text_classifier:task --strategy fsdp-tp --tensor-parallel 2 ...
 
-Lines are of unequal length: a batch is padded to its longest line, and a mask says what is padding.
-The stages of a pipeline pass on hidden states of one shape, so there every batch is padded alike.
+Lines differ in length, so each batch is padded to its longest line, and a mask marks the padding.
+Pipeline stages exchange hidden states of a fixed shape, so a pipeline pads all batches alike.
 """
 
 from functools import partial

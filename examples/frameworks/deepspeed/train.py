@@ -1,4 +1,4 @@
-"""DeepSpeed: ZeRO 1, 2 or 3, one after the other, each from the same first weights."""
+"""DeepSpeed: ZeRO 1, 2 or 3, one after the other, each from the same initial weights."""
 
 import argparse
 import gc

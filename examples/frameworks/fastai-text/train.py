@@ -1,4 +1,4 @@
-"""fastai, text: passages of Python's manual, by chapter, with `text_classifier_learner`."""
+"""fastai, text: passages of Python's manual by chapter, with `text_classifier_learner`."""
 
 import gc
 from pydoc_data.topics import topics

@@ -1,4 +1,4 @@
-"""Hugging Face Trainer: a small GPT-2 made from a config, byte by byte on Python's own manual."""
+"""Hugging Face Trainer: a small GPT-2 from a config, trained byte by byte on Python's manual."""
 
 import gc
 import math

@@ -1,4 +1,4 @@
-"""TRL, preference optimization (DPO): of two answers to a prompt, one is preferred."""
+"""TRL, preference optimization (DPO): each prompt has a preferred and a rejected answer."""
 
 import copy
 import gc

@@ -1,4 +1,4 @@
-"""TRL, supervised fine-tuning: answers to prompts, with the loss on the answers alone."""
+"""TRL, supervised fine-tuning: answers to prompts, with a loss on the answers only."""
 
 import gc
 import math

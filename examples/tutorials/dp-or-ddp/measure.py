@@ -1,4 +1,4 @@
-"""DataParallel against DistributedDataParallel: the same steps on the same batches, timed."""
+"""DataParallel compared with DistributedDataParallel: timings of the same steps and batches."""
 
 import argparse
 import copy

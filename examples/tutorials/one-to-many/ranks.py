@@ -1,4 +1,4 @@
-"""What each process is told about its place in the job."""
+"""Print what torchrun tells each process about its position in the job."""
 
 import os
 

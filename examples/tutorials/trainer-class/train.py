@@ -1,4 +1,4 @@
-"""A Trainer class as tutorials write it: a ConvNet, mixed precision, snapshots, validation."""
+"""A Trainer class like those in tutorials: a ConvNet, mixed precision, snapshots, validation."""
 
 import argparse
 import gc
