@@ -310,9 +310,10 @@ def error_codes() -> list[tuple[str, str]]:
         cli._INTERRUPTED: "interrupted with ^C; a submitted run continues",  # noqa: SLF001
         cli._PIPE_CLOSED: "the reader of the output closed the pipe",  # noqa: SLF001
         diagnose.CAUSE_FOUND: "`diagnose` found a cause",
-        diagnose.CAUSE_UNKNOWN: "`diagnose` found a failure, and no cause of it",
+        diagnose.CAUSE_UNKNOWN: "`diagnose` found a failure but no cause",
         diagnose.UNFINISHED: "`diagnose`: the run has not ended, and shows no failure so far",
-        doctor.FAULT_FOUND: "`doctor` found something that will block the job, or may not look",
+        doctor.FAULT_FOUND: "`doctor` found something that will block the job, or lacked the "
+        "permission to check",
         143: "`wait`, `submit --wait`: the run was cancelled",
     }
     rows = [(str(code), found[code]) for code in sorted(found)]

@@ -37,7 +37,7 @@ HEAD = """\
 # Four users' first minutes
 
 A student with a laptop, a researcher on a Slurm cluster, an engineer on SageMaker and an operator
-each start with an empty folder and an empty home. `docs/roles.py` runs their commands and writes
+each start with an empty folder and home folder. `docs/roles.py` runs their commands and writes
 this page; the tests run them again. Dots replace text that changes from run to run.
 
 | | first success after | commands | dead ends |

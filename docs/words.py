@@ -45,8 +45,8 @@ VARIABLES = {
     "DEPLOYKIT_CHECKPOINT_DIR": "folder for checkpoints; created before the trainer starts",
     "DEPLOYKIT_DATA_<NAME>": "folder of the data channel NAME, in capitals",
     "DEPLOYKIT_RESTART_COUNT": "restarts of the job so far, by Slurm or by torchrun, or because "
-    "nodes were lost or came",
-    "DEPLOYKIT_FULL_WORLD_SIZE": "where the number of nodes may change: the ranks of all nodes",
+    "nodes left or joined",
+    "DEPLOYKIT_FULL_WORLD_SIZE": "the ranks of all nodes, if the number of nodes may change",
 }
 
 INTERNAL = {
@@ -56,21 +56,21 @@ INTERNAL = {
     "DEPLOYKIT_ENV": "JSON, on SageMaker: the settings to restore last; removed after that",
     "DEPLOYKIT_NODE_RANK": "number of this node, if several are emulated on one machine",
     "DEPLOYKIT_NODES": "how many nodes are emulated",
-    "DEPLOYKIT_NODE_LIST": "on Slurm, where the number of nodes may change: those at first",
+    "DEPLOYKIT_NODE_LIST": "on Slurm, if the number of nodes may change: the first nodes",
     "DEPLOYKIT_ARRAY_TASK": "on Slurm, in the batch script of a run that is a task of an array of "
     "several runs: `ARRAY_TASK`, the id of its job",
-    "DEPLOYKIT_STEP_NODE": "the number of this node among them",
-    "DEPLOYKIT_GENERATION": "where the number of nodes may change: how many groups of nodes there "
-    "were, with this one",
+    "DEPLOYKIT_STEP_NODE": "this node's number in `DEPLOYKIT_NODE_LIST`",
+    "DEPLOYKIT_GENERATION": "if the number of nodes may change: the number of node groups so "
+    "far, including this one",
     "DEPLOYKIT_PLAIN": "1 for a script that starts its own processes; removed before it starts",
     "DEPLOYKIT_RANK_DIR": "folder where the ranks of a node register with its launcher",
-    "DEPLOYKIT_ON_STALL": "`report` or `restart`, if the job does not leave `on_stall` as it is",
-    "DEPLOYKIT_STALL_SECONDS": "seconds without progress that are never too long. Default: 300",
+    "DEPLOYKIT_ON_STALL": "`report` or `restart`, if the job file sets `on_stall`",
+    "DEPLOYKIT_STALL_SECONDS": "seconds; a shorter pause is never a stall. Default: 300",
     "DEPLOYKIT_STACK_FILE": "the file for the stacks of a rank; removed before the program starts",
     "DEPLOYKIT_LOG_LIMIT": "bytes of a node's log, if the job file sets `log_limit`",
     "DEPLOYKIT_PROFILE": "what to profile, if anything: `torch:FIRST:LAST`, `nsys`, "
     "`nsys:FIRST:LAST` or `memory`",
-    "DEPLOYKIT_BELOW_NSYS": "of a rank below nsys: the process above; removed before the program "
+    "DEPLOYKIT_BELOW_NSYS": "for a rank under nsys: its parent process; removed before the program "
     "starts",
     "DEPLOYKIT_TRACE_FILE": "the file for the profile of a rank; removed before the program starts",
     "DEPLOYKIT_DEBUGGER": "the rank that waits for an editor's debugger, from `submit --debugger`",
@@ -80,11 +80,11 @@ INTERNAL = {
     "DEPLOYKIT_ROUND": "how often torchrun has restarted the ranks, the same on all nodes; the "
     "trainer reads it as `TORCHELASTIC_RESTART_COUNT`",
     "DEPLOYKIT_GRACE": "seconds that ranks have after SIGTERM. Default: 30; no limit for a signal "
-    "from Slurm, which kills them itself",
+    "from Slurm, which kills the ranks itself",
     "DEPLOYKIT_PORTS": "`LOWEST-HIGHEST`: the ports that the rendezvous may use. Default: any free "
     "one from 10000 to 29999",
     "DEPLOYKIT_OUTPUTS": "JSON: the patterns of `outputs`",
-    "DEPLOYKIT_COLLECT_SECONDS": "on SageMaker: seconds between two looks for `outputs` that are "
+    "DEPLOYKIT_COLLECT_SECONDS": "on SageMaker: seconds between checks for `outputs` that are "
     "complete, while the program runs. Default: 30",
     "DEPLOYKIT_PREFLIGHT": "seconds for the preflight test; no test if it is not set",
     "DEPLOYKIT_DEBUG": "1 for debugging output of NCCL and PyTorch",
@@ -96,15 +96,16 @@ INTERNAL = {
 
 EXIT_RECORD_FILES = {
     "node-N.json": "how the launcher of node N ended",
-    "failed-A.R.json": "the first rank that failed in round R of attempt A; `-stopped`: if told to",
+    "failed-A.R.json": "the first rank that failed in round R of attempt A; `-stopped`: it was "
+    "asked to stop",
     "rank-N.json": "below `mpirun` and the like: how the program of rank N ended",
     "restart-N.json": "on Slurm: why restart N happened",
     "attempt.json": "on Slurm: the latest attempt",
-    "billed-N.json": "of a job with a cap: when attempt N began to be billed; kept fresh",
+    "billed-N.json": "for a job with a cap: when billing of attempt N began; updated regularly",
     "heartbeat-N.json": "on several nodes of Slurm: where the launcher of node N can be reached",
     "process-N.json": "the process of rank N, kept after its end, for `deploykit dump`",
     "stall-N.json": "the ranks of node N make no progress; deleted when they do again",
-    "unhealthy-N.json": "nodes that failed in attempt N: in the preflight, or without a trace",
+    "unhealthy-N.json": "nodes that failed in attempt N: in the preflight, or without a record",
     "software.json": "versions on node 0, and the GPUs that its ranks see, for `report`",
     "usage-N.json": "CPU, memory and GPU of each rank of node N, kept after its end, for `watch`",
     "written.json": "what the program wrote, as node 0 found it at the end",
@@ -113,7 +114,7 @@ EXIT_RECORD_FILES = {
 EXIT_RECORD_FIELDS = {
     "waiting": "processes that wait in `init_process_group`, if all of the node do; else 0",
     "address": "`HOST:PORT` where they wait; empty if py-spy could not read it",
-    "refused": "whether nobody listens there",
+    "refused": "whether the connection was refused",
     "attempt": "restarts of the job before this attempt",
     "began": "seconds since 1970",
     "driver": "version of the GPUs' driver; empty without GPUs",
@@ -142,10 +143,10 @@ EXIT_RECORD_FIELDS = {
     "port": "TCP port",
     "python": "the Python that runs the program",
     "rank": "number of the rank; for a node, the rank that failed first",
-    "reason": "one sentence of why",
+    "reason": "a one-sentence reason",
     "restart": "number of the restart, from 1",
     "stacks": "the file into which the program writes its stacks when it gets SIGURG",
-    "started": "when the process started, in clock ticks since the machine did",
+    "started": "when the process started, in clock ticks since boot",
     "stopped": "whether the rank had received a signal to stop",
     "time": "when, in UTC",
     "working_folder": "the same for the working folder: files that did not come with the source, "

@@ -1,6 +1,6 @@
 """A Hugging Face language model, built from its configuration, on bytes of Python's help topics.
 
-    train.py --task language_model:task --task-option family=gpt2 --strategy pp-tp ...
+    train.py --task language_model:task --task-option family=llama --strategy pp-tp ...
 
 Llama trains with any strategy: transformers provides its tensor-parallel plan, a pipeline splits it
 between its blocks, and each rank creates its own shard of the weights. GPT-2 has no such plan.
