@@ -102,4 +102,4 @@ def set_version(monkeypatch, installed):
             raise PackageNotFoundError(name)
         return installed
 
-    monkeypatch.setattr(sdk, "version", version)
+    monkeypatch.setattr("importlib.metadata.version", version)

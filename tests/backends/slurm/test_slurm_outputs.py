@@ -113,7 +113,7 @@ def test_both_nodes_run_the_python_of_the_environment(
 def test_an_environment_that_is_gone_ends_the_job_and_status_says_so(
     cluster, make_plan, send, tmp_path
 ):
-    prefix = a_python(tmp_path / "venv")
+    prefix = a_python(tmp_path / "venv", with_torch=True)
     plan = changed(make_plan(SHOW), environment=Environment(venv=str(prefix)))
     (prefix / "bin/python").unlink()
     handle = send(plan)
