@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 from deploykit import sagemaker
-from deploykit.backends.sagemaker import estimator as sdk
 from deploykit.lib.errors import BackendUnavailable, JobFileError
 from tests.aws_server import sent_requests
 
