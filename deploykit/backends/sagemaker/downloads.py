@@ -58,17 +58,15 @@ def download(
     It writes to a temporary file beside the target and renames it. Raises TryAgain where the size
     or the checksum of a file is wrong.
     """
-    from boto3.s3.transfer import TransferConfig, create_transfer_manager
-    from s3transfer.exceptions import RetriesExceededError
-    from s3transfer.subscribers import BaseSubscriber
+    from boto3.s3 import transfer
 
-    class Progress(BaseSubscriber):  # type: ignore[misc] # s3transfer has no types
+    class Progress(transfer.BaseSubscriber):  # type: ignore[misc] # boto3 has no types
         def on_progress(self, bytes_transferred: int, **_: Any) -> None:
             done(bytes_transferred)
 
     client = aws.client("s3", handle.target)
-    config = TransferConfig(max_concurrency=_AT_ONCE)
-    with aws.errors(handle.target), create_transfer_manager(client, config) as manager:
+    config = transfer.TransferConfig(max_concurrency=_AT_ONCE)
+    with aws.errors(handle.target), transfer.create_transfer_manager(client, config) as manager:
         pending = []
         for file in files:
             bucket, key = _object(file)
@@ -77,7 +75,7 @@ def download(
         for file, future in pending:
             try:
                 future.result()
-            except RetriesExceededError as error:
+            except transfer.S3TransferRetriesExceededError as error:
                 raise TryAgain(
                     f"{file.address}: the connection was lost: {error.last_exception}",
                     hint="run the same command again; complete files are not downloaded again",

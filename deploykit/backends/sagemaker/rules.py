@@ -270,11 +270,10 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def _type_problems(rendered: Mapping[str, Any]) -> Iterator[Problem]:
     """Wrong types and missing fields, which botocore refuses before it sends a request."""
-    from botocore.model import ShapeResolver
-    from botocore.validate import ParamValidator
+    from botocore import model, validate
 
-    shape = ShapeResolver(_shapes()).get_shape_by_name("CreateTrainingJobRequest")
-    report = ParamValidator().validate(rendered, shape)
+    shape = model.ShapeResolver(_shapes()).get_shape_by_name("CreateTrainingJobRequest")
+    report = validate.ParamValidator().validate(rendered, shape)
     if report.has_errors():
         for line in report.generate_report().splitlines():
             if line.startswith(("Invalid type", "Missing required")):  # the rest has hints here
