@@ -225,10 +225,10 @@ def test_workers_draw_the_same(once, workers, draw):
 FOUR = {"fsdp": (4, "fsdp", ()), "zero2": (4, "zero2", ())}
 FOUR["hsdp"] = (4, "hsdp", ("--shard-ranks", "2"))
 BRANCHES = {
-    "equal": r"rank \d came to branches.\d and rank \d to branches.\d",
-    "unequal": r"rank \d came to branches.\d and rank \d to branches.\d",
-    "drop": r"rank \d came to (branches|the end).* and rank \d to (branches|the end)",
-    "experts": r"rank \d came to (branches|the end).* and rank \d to (branches|the end)",
+    "equal": r"rank \d reached branches.\d and rank \d reached branches.\d",
+    "unequal": r"rank \d reached branches.\d and rank \d reached branches.\d",
+    "drop": r"rank \d reached (branches|the end).* and rank \d to (branches|the end)",
+    "experts": r"rank \d reached (branches|the end).* and rank \d to (branches|the end)",
     "gradient": r"only rank \d has gradients of branches.\d.bias, branches.\d.weight",
 }
 
@@ -268,12 +268,12 @@ def test_a_frozen_backbone_is_trained_on(trained, layout, kind):
 @pytest.mark.parametrize(
     ("layout", "task", "message"),
     [
-        ("pp", "pairs", "and Two returns a tuple of 2 values; choose another strategy"),
+        ("pp", "pairs", "but Two returns a tuple of 2 values; choose another strategy"),
         ("pp", "frozen", "no parameter of the model is trainable"),
         ("ddp", "frozen", "no parameter of the model is trainable"),
         ("fsdp", "sparse", "embed has sparse gradients"),
         ("ddp", "sparse", "embed has sparse gradients"),
-        ("single", "sparse", "leave out sparse=True"),
+        ("single", "sparse", "remove sparse=True"),
         ("ddp", "without_rate", "Task.optimizer: the learning rate is None"),
         ("pp-tp", "turned", "Masked has no plan for tensor parallelism"),
     ],
@@ -304,7 +304,7 @@ def test_a_loss_that_depends_on_the_division_of_a_batch_is_said(
 ):
     world, *given = arguments(ALL[layout], "weighted", task_options=[f"kind={kind}"])
     texts = pools[world].train(tmp_path, *given)
-    said = "warning: the loss of a batch is not the mean of the losses of its parts"
+    said = "warning: the loss of a batch is not the target-weighted mean of the losses of its parts"
     assert "".join(texts).count(said) == warnings
 
 

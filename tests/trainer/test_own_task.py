@@ -68,7 +68,7 @@ def test_pipelines_and_tensor_parallelism_take_models_that_fit(
     [
         ("language", "pp", "between its layers: blocks.1 does not accept the output of blocks.0"),
         ("regression", "pp", "the last batch of the training data has 3 samples, and only integer"),
-        ("misspelled", "tp", "frist, which Net has not: did you mean first?"),
+        ("misspelled", "tp", "frist, which Net does not have: did you mean first?"),
         (
             "regression",
             "tp",

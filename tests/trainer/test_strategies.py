@@ -108,7 +108,7 @@ REFUSED = {
     "--strategy zero3 --context-parallel 3 --task text": "divide the 4 ranks: use one of 1, 2, 4",
     "--strategy ddp --context-parallel 4 --task text --sequence 30": "choose --sequence 32",
     "--strategy ddp --context-parallel 2": "requires a sequence: choose --task text",
-    "--strategy ddp --context-parallel 2 --task text --compile": "remove one of the two",
+    "--strategy ddp --context-parallel 2 --task text --compile": "remove one of them",
     "--strategy hsdp --context-parallel 2 --shard-ranks 4 --task text": "outside of 2 for cp: use",
     "--strategy hsdp-tp --shard-ranks 3": "the 2 ranks outside of 2 for tp: use one of 1, 2",
     "--strategy pp --pipeline-parallel 2": "remove that option, or use pp-dp for several",
