@@ -227,8 +227,8 @@ FOUR["hsdp"] = (4, "hsdp", ("--shard-ranks", "2"))
 BRANCHES = {
     "equal": r"rank \d reached branches.\d and rank \d reached branches.\d",
     "unequal": r"rank \d reached branches.\d and rank \d reached branches.\d",
-    "drop": r"rank \d reached (branches|the end).* and rank \d to (branches|the end)",
-    "experts": r"rank \d reached (branches|the end).* and rank \d to (branches|the end)",
+    "drop": r"rank \d reached (branches|the end).* and rank \d reached (branches|the end)",
+    "experts": r"rank \d reached (branches|the end).* and rank \d reached (branches|the end)",
     "gradient": r"only rank \d has gradients of branches.\d.bias, branches.\d.weight",
 }
 
