@@ -136,7 +136,7 @@ _LOOSE = (
     (r"^(\[(rank|node) |  (started|ended) |\w+: running$|...$).*\n", ""),
     (r": (queued|running)$", ": sent"),
     (r"\b(rank|log:|and) ?\d+", r"\1 N"),
-    (r"^\d+ lines of .*\n", ""),  # a server that leaves first makes gloo print frames
+    (r"^\d+ lines hidden .*\n", ""),  # a server that leaves first makes gloo print frames
     (r"^(  proof .*\n +.*\n)\1+", r"\1"),  # torchrun ends the other rank, perhaps before it fails
 )
 """What depends on which rank or query came first, or on the machine's speed."""

@@ -130,7 +130,7 @@ def test_the_wanted_steps_alone_are_recorded(nsys, project, tmp_path, capsys):
     words = ["--set", f"env.NSYS_STAND_IN_RANGE={calls}", "--wait"]
     assert submit("--profile", "nsys:3:5", *words) == 0
     shown = "".join(capsys.readouterr())
-    assert "warning: profile: nsys sees steps through CUDA only" in shown
+    assert "warning: argument --profile: nsys sees steps through CUDA only" in shown
     assert "[rank 0] deploykit: profiled steps 3 to 5: " in shown
     assert "the program goes on" in shown
     told = {file.name.partition("-")[0]: file.read_text() for file in calls.iterdir()}

@@ -60,7 +60,7 @@ def _watch(machine: Machine) -> Row:
         )
         rank = next(iter(answer[0]["ranks"] or [{}]), {}) if answer else {}
     line = failures.deploykit(machine, "watch", _RUN, "--once").stdout
-    found = re.search(r"rank 0: .*", line)
+    found = re.search(r"rank 0 .*", line)
     return "watch", found.group() if found else "no rank", "" if rank.get(needed) else "no usage"
 
 

@@ -143,6 +143,8 @@ VERBS = {
     "shell": ["shell", "one"],
     "metrics-csv": ["metrics", "one", "--csv", "--name", f"*{HOSTILE}*"],
     "sync": ["sync", "one"],
+    "fetch": ["fetch", "one"],
+    "fetch-nothing": ["fetch", "one", "-p", HOSTILE, "--to", "there"],
     "disk": ["disk"],
     "profile": ["profile", "one"],
     "profile-from": ["profile", "--from", HOSTILE],

@@ -61,7 +61,7 @@ def test_one_failing_query_is_unchecked_and_the_rest_goes_on(doctor, aws, moto, 
     assert set(by_code) == {"peers_inbound", "not_answered"}
     unanswered = by_code["not_answered"]
     assert unanswered["severity"] == "unchecked"
-    assert unanswered["message"].startswith(f"not checked, since {QUERIES[name]} failed: ")
+    assert unanswered["message"].startswith(f"not checked, because {QUERIES[name]} failed: ")
     assert answer.code == 80
 
 

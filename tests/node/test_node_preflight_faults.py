@@ -180,7 +180,7 @@ def test_a_slow_link(lab):
     report = nodes.run()
     assert set(report.codes) == {78}
     assert all("node 2 (10.77.0.3)" in found for found in report.failures)  # its ACKs wait too
-    slow = r"node 2 \(10.77.0.3\)( to node \d \S+)? is slow, \S+ MB/s.*, while nodes reach"
+    slow = r"node 2 \(10.77.0.3\)( to node \d \S+)? is slow, \S+ MB/s.*, but nodes reach"
     assert re.search(slow, report.failures[0])
 
 

@@ -93,7 +93,7 @@ def test_a_slow_node_is_found_by_its_median_and_a_busy_one_stops_nothing():
     rows[77]["own"] = 6e6
     (found,) = judged(rows)
     assert not found.fatal
-    assert "slow to itself too" in found.text
+    assert "its loopback is slow too" in found.text
 
 
 def test_under_cpu_pressure_everywhere_nothing_is_fatal():

@@ -245,7 +245,7 @@ def test_every_key_of_the_section_was_varied(jobs):
         for name in vars(jobs[0][1])
         if len({repr(getattr(options, name)) for _, options in jobs}) == 1
     }
-    assert constant == {"role", "bucket", "bucket_owner", "py_version", "sender"}
+    assert constant == {"role", "bucket", "bucket_owner", "py_version", "request", "sender"}
 
 
 def test_images_equal_those_of_the_sdk(every_image, answers):
