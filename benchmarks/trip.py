@@ -56,7 +56,7 @@ class Trip:
         """The same, with the function that each call returned to."""
         self._stacks: dict[int, list[tuple[str, str]]] = {}
         self._imports: dict[int, int] = {}
-        """Modules that each thread is importing; their calls meanwhile are no step of the trip."""
+        """Modules that each thread is importing; calls made during an import are not steps."""
         self._package = str(_TOP / "deploykit") + os.sep
 
     def __enter__(self) -> Self:

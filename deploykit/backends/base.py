@@ -146,7 +146,7 @@ class RemoteFile(NamedTuple):
     modified: float
     """Seconds since 1970."""
     address: str
-    """Where it is, for the backend and for people: ``s3://bucket/key``, ``host:/path``."""
+    """Its location, such as ``s3://bucket/key`` or ``host:/path``."""
     checksum: str = ""
     """Its MD5 sum, where the target may know it."""
 
@@ -317,7 +317,7 @@ class Capabilities(Backend, Protocol):
         """
 
     def transfer_price(self, size: int) -> str:
-        """What it costs to download `size` bytes, as a sentence. Offline."""
+        """Describe the cost of downloading `size` bytes in one sentence. Offline."""
 
     def remains(self, handle: Handle, output: str) -> Iterator[tuple[str, str]]:
         """Each location outside the run folder where a run left files, with a removal command.

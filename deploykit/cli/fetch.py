@@ -55,13 +55,14 @@ def run(args: argparse.Namespace) -> int:
     if not parts and not args.logs:
         parts = ["output"]
     target = args.to or Path(row.run)
-    if args.to is None and parts and all(run_fetch.is_here(row, part) for part in parts):
+    listing = run_fetch.listing(row, parts)
+    if args.to is None and parts and listing.here.issuperset(parts):
         return _say_where(row, parts, as_json=args.json)
-    files = run_fetch.listed(row, parts, args.pattern)
+    files = run_fetch.matching(row, listing.files, args.pattern)
     wanted = run_fetch.missing(files, target)
     if not args.dry_run:
         with watching():
-            run_fetch.fetch(row, wanted, target)
+            run_fetch.fetch(row, wanted, listing.here, target)
         if args.logs:
             _write_logs(row, target)
     _report(row, files, wanted, target, args)
@@ -97,10 +98,9 @@ def _report(
 ) -> None:
     size = sum(one.file.size for one in wanted)
     engine = backend.find(row.backend)
-    billed = wanted and backend.offers(engine, "transfer_price")
-    price = (
-        engine.transfer_price(size) if billed and backend.offers(engine, "transfer_price") else None
-    )
+    price = None
+    if wanted and backend.offers(engine, "transfer_price"):
+        price = engine.transfer_price(size)
     if args.json:
         listed = [{"path": one.path, "bytes": one.file.size} for one in wanted]
         data = {"run": row.run, "to": str(target), "files": listed, "bytes": size}

@@ -49,7 +49,7 @@ def _tasks(row: Run) -> list[tuple[Status, int | None]]:
     """The status of each task of a job array, and how many files it has written, if it ended."""
     try:
         engine = backend.find(row.backend)
-    except UsageError:  # it is no longer installed
+    except UsageError:  # the backend is no longer installed
         return []
     if row.handle is None or not backend.offers(engine, "task_status"):
         return []

@@ -73,11 +73,14 @@ def _fetch(rows: Sequence[Run]) -> int:
     code = 0
     for row in rows:
         try:
-            if State(row.state).final and not run_fetch.is_here(row, "output"):
+            if not State(row.state).final or row.handle is None:
+                continue
+            listing = run_fetch.listing(row, ["output"])
+            if not listing.here:
                 target = Path(row.run)
-                files = run_fetch.missing(run_fetch.listed(row, ["output"], []), target)
+                files = run_fetch.missing(listing.files, target)
                 with progress_bar.watching():
-                    run_fetch.fetch(row, files, target)
+                    run_fetch.fetch(row, files, listing.here, target)
                 output.note(f"{row.run}: results copied to {target}")
         except DeploykitError as error:
             output.note(f"{row.run}: the results were not copied: {error}")

@@ -12,13 +12,12 @@ import shutil
 import tarfile
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from deploykit.backends import base as backend
 from deploykit.backends.base import RemoteFile
-from deploykit.job.model import Handle
 from deploykit.lib import progress
 from deploykit.lib.errors import CannotWrite, NotFound, TryAgain
 from deploykit.run.registry import Run
@@ -43,15 +42,37 @@ class Listed(NamedTuple):
         return f"{self.part}/{self.file.name}"
 
 
-def listed(row: Run, parts: Sequence[str], patterns: Sequence[str]) -> list[Listed]:
-    """The run's files of these parts that match a pattern, or all without one; queries the target.
+class Listing(NamedTuple):
+    """The files of some parts of a run."""
 
-    A pattern matches a file's whole path or a folder above it; ``*`` matches any characters.
-    Raises NotFound if the job was never confirmed or nothing matches, and what the target raises.
+    files: list[Listed]
+    here: frozenset[str]
+    """The parts that are on this machine."""
+
+
+def listing(row: Run, parts: Sequence[str]) -> Listing:
+    """List the files of these parts of a run; queries the target once per part.
+
+    Raises NotFound if the job was never confirmed, and what the target raises.
     """
     if row.handle is None:
         raise NotFound(f"{row.run} was never confirmed by {row.backend}, so it has no files")
-    files = [Listed(part, file) for part in parts for file in _files(row, row.handle, part)]
+    engine = backend.find(row.backend)
+    files, here = list[Listed](), set[str]()
+    for part in parts:
+        remote = engine.files(row.handle, part) if backend.offers(engine, "files") else None
+        if remote is None:
+            here.add(part)
+        checked = _local_files(folder_here(row, part)) if remote is None else _checked(remote)
+        files += [Listed(part, file) for file in checked]
+    return Listing(files, frozenset(here))
+
+
+def matching(row: Run, files: list[Listed], patterns: Sequence[str]) -> list[Listed]:
+    """The files that match a pattern, or all without one. Raises NotFound if none matches.
+
+    A pattern matches a file's whole path or a folder above it; ``*`` matches any characters.
+    """
     if not patterns:
         return files
     chosen = [one for one in files if any(_matches(one.file.name, each) for each in patterns)]
@@ -72,25 +93,12 @@ def _matches(name: str, pattern: str) -> bool:
     )
 
 
-def is_here(row: Run, part: str) -> bool:
-    """Whether that part of a run is on this machine. May query the target."""
-    engine = backend.find(row.backend)
-    if not backend.offers(engine, "files") or row.handle is None:
-        return True
-    return engine.files(row.handle, part) is None
-
-
 def folder_here(row: Run, part: str) -> Path:
     """The folder of a part that is on this machine."""
     return Path(row.job_data().get(part) or Path(row.folder) / part).expanduser()
 
 
-def _files(row: Run, handle: Handle, part: str) -> Iterator[RemoteFile]:
-    engine = backend.find(row.backend)
-    files = engine.files(handle, part) if backend.offers(engine, "files") else None
-    if files is None:
-        yield from _local_files(folder_here(row, part))
-        return
+def _checked(files: Sequence[RemoteFile]) -> Iterator[RemoteFile]:
     for file in files:
         path = PurePosixPath(file.name)
         if path.is_absolute() or ".." in path.parts:
@@ -116,9 +124,10 @@ def missing(files: Sequence[Listed], target: Path) -> list[Listed]:
     ]
 
 
-def fetch(row: Run, files: Sequence[Listed], target: Path) -> None:
+def fetch(row: Run, files: Sequence[Listed], here: Collection[str], target: Path) -> None:
     """Copy files into `target` and unpack SageMaker's archives there.
 
+    `here` names the parts that are on this machine.
     After an interruption the next call copies what is missing. Raises what the target raises.
     """
     total, so_far = sum(one.file.size for one in files), 0
@@ -136,7 +145,12 @@ def fetch(row: Run, files: Sequence[Listed], target: Path) -> None:
         for folder in sorted({(target / one.path).parent for one in chosen}):
             folder.mkdir(parents=True, exist_ok=True)
         try:
-            _copy(row, part, [one.file for one in chosen], target, done)
+            copied = [one.file for one in chosen]
+            if part in here:
+                _copy(copied, target / part, done)
+            elif row.handle is not None:
+                engine = backend.require(row.backend, "download")
+                engine.download(row.handle, copied, target / part, done)
         finally:
             _record(target, [one for one in chosen if _is_complete(one, target)])
         for one in chosen:
@@ -144,16 +158,10 @@ def fetch(row: Run, files: Sequence[Listed], target: Path) -> None:
                 _unpack(target / one.path, target / _ARCHIVES[one.file.name])
 
 
-def _copy(
-    row: Run, part: str, files: Sequence[RemoteFile], target: Path, done: Callable[[int], None]
-) -> None:
-    engine, handle = backend.find(row.backend), row.handle
-    if handle and files[0].address != str(folder_here(row, part) / files[0].name):
-        if backend.offers(engine, "download"):
-            engine.download(handle, files, target / part, done)
-        return
+def _copy(files: Sequence[RemoteFile], folder: Path, done: Callable[[int], None]) -> None:
+    """Copy files of this machine; each gets its name once it is complete."""
     for file in files:
-        path = target / part / file.name
+        path = folder / file.name
         temporary = path.with_name(f".{path.name}.part")
         shutil.copy2(file.address, temporary)
         temporary.replace(path)

@@ -39,8 +39,8 @@ def files(handle: Handle, part: str) -> Sequence[RemoteFile] | None:
     client = aws.client("s3", handle.target)
     objects = []
     with aws.errors(handle.target):
-        for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
-            for entry in page.get("Contents", []):
+        for entries in _pages(client, bucket, prefix):
+            for entry in entries:
                 name = entry["Key"].removeprefix(prefix)
                 if name and not name.endswith("/"):  # a console's mark of an empty folder
                     address = f"s3://{bucket}/{entry['Key']}"
@@ -48,6 +48,13 @@ def files(handle: Handle, part: str) -> Sequence[RemoteFile] | None:
                     checksum = etag if _PLAIN_MD5.fullmatch(etag) else ""
                     objects.append(RemoteFile(name, entry["Size"], when, address, checksum))
     return objects
+
+
+def _pages(client: Any, bucket: str, prefix: str) -> Iterator[list[Any]]:
+    """The objects below a prefix, up to a thousand at a time."""
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+        if entries := page.get("Contents"):
+            yield entries
 
 
 def download(
@@ -91,7 +98,7 @@ def _object(file: RemoteFile) -> tuple[str, str]:
 def _verify(client: Any, file: RemoteFile, path: Path) -> None:
     """Raise TryAgain, and remove the file, unless it is what was listed.
 
-    The ETag of an object that KMS encrypts looks like an MD5 sum and is none:
+    The ETag of a KMS-encrypted object looks like an MD5 sum but is not one:
     https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html
     """
     wrong = path.stat().st_size != file.size
@@ -115,7 +122,7 @@ def _md5() -> Any:
 
 
 def transfer_price(size: int) -> str:
-    """What AWS bills for a download outside its network."""
+    """Describe what AWS bills for a download from outside its network."""
     price = f"{size / 1e9 * _PRICE:.2f} USD"
     return f"AWS bills up to {price} for {units.size(size)} that leave it; 100 GB a month are free"
 
@@ -133,16 +140,15 @@ def remove_remains(handle: Handle, output: str) -> None:
         return
     client = aws.client("s3", handle.target)
     with aws.errors(handle.target):
-        for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key):
-            keys = [{"Key": entry["Key"]} for entry in page.get("Contents", [])]
-            if keys:
-                answer = client.delete_objects(Bucket=bucket, Delete={"Objects": keys})
-                if refused := answer.get("Errors"):
-                    raise NotPermitted(
-                        f"s3://{bucket}/{refused[0]['Key']} was not deleted: "
-                        f"{refused[0].get('Message', refused[0].get('Code'))}",
-                        hint="allow your user or role s3:DeleteObject in IAM",
-                    )
+        for entries in _pages(client, bucket, key):
+            keys = [{"Key": entry["Key"]} for entry in entries]
+            answer = client.delete_objects(Bucket=bucket, Delete={"Objects": keys})
+            if refused := answer.get("Errors"):
+                raise NotPermitted(
+                    f"s3://{bucket}/{refused[0]['Key']} was not deleted: "
+                    f"{refused[0].get('Message', refused[0].get('Code'))}",
+                    hint="allow your user or role s3:DeleteObject in IAM",
+                )
 
 
 def _own_prefix(handle: Handle, output: str) -> str:

@@ -108,7 +108,7 @@ def _request(folder: Path) -> Any:
 def described(handle: Handle) -> Any:
     """The request that created the job; where it is not here, the service's description.
 
-    Raises NotFound if there is no such job, and what `aws.errors` raises.
+    Raises NotFound if the job does not exist, and what `aws.errors` raises.
     """
     job = _request(Path(handle.folder))
     if job is None:

@@ -357,14 +357,19 @@ def _fetch(remote: RemoteFolder, local: Path, patterns: Sequence[str], *, growin
         _without_rsync.add(host)
 
 
+def _rsh(host: str) -> str:
+    """Rsync's option for the ssh command that it uses."""
+    ssh = ["ssh", "-T", *connection_options(host), "-oBatchMode=yes"]
+    return f"--rsh={shlex.join(ssh)}"
+
+
 def _rsync(remote: RemoteFolder, local: Path, patterns: Sequence[str], *, growing: bool) -> bool:
     """Copy with rsync; return whether it worked. Links that point out of the folder are skipped."""
     parents = {f"/{p}/" for pattern in patterns for p in PurePosixPath(pattern).parents if p.name}
     rules = [*sorted(parents), *(f"/{pattern}" for pattern in patterns)]
-    ssh = ["ssh", "-T", *connection_options(remote.host), "-oBatchMode=yes"]
     code, _, _ = shell.raw(
         [
-            *("rsync", f"--rsh={shlex.join(ssh)}", "--protect-args"),
+            *("rsync", _rsh(remote.host), "--protect-args"),
             *("--recursive", "--chmod=D700,F600"),
             *(["--append"] if growing else ["--checksum", "--links", "--safe-links", "--delete"]),
             *("--exclude=*[[:cntrl:]]*", "--include-from=-", "--exclude=*"),
@@ -487,9 +492,8 @@ def _rsync_files(
 ) -> bool:
     """Return whether rsync exists there. Raises TryAgain if it began and did not end well."""
     names.seek(0)
-    ssh = ["ssh", "-T", *connection_options(host), "-oBatchMode=yes"]
     command = [
-        *("rsync", f"--rsh={shlex.join(ssh)}", "--protect-args", "--times"),
+        *("rsync", _rsh(host), "--protect-args", "--times"),
         *("--partial-dir=.deploykit-partial", "--out-format=%l", "--files-from=-", "--from0"),
         *("--", f"{host}:{root}/", f"{folder}/"),
     ]
