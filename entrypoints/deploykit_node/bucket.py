@@ -1,0 +1,174 @@
+"""Files of a prefix in S3, read and written by a node: list, download, upload, delete.
+
+boto3 does the copying, several files and parts at once. It finds credentials, region and endpoint
+as every AWS tool does: variables, ``~/.aws``, the instance's role.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from deploykit_node.cluster import LaunchError
+
+_AT_ONCE = 20
+"""Requests at the same time; many small files need more than s3transfer's default of 10."""
+_DELETED_AT_ONCE = 1000
+"""Objects that one DeleteObjects request may name."""
+
+
+class BucketError(LaunchError):
+    """A prefix cannot be read or written. The message is a sentence with the address."""
+
+
+class Entry(NamedTuple):
+    """An object below the prefix."""
+
+    name: str
+    """Its key below the prefix."""
+    size: int
+    modified: float
+    """Seconds since the epoch."""
+    etag: str
+
+
+class Bucket:
+    """The objects below ``s3://bucket/prefix``.
+
+    Every method raises BucketError where S3 refuses or does not answer.
+    """
+
+    def __init__(self, location: str) -> None:
+        """Connect to nothing yet. Raises BucketError where boto3 is missing."""
+        try:
+            import boto3
+            import botocore.config
+        except ImportError:
+            raise BucketError(
+                f"{location} needs boto3, which this node's Python does not have. Add boto3 to the "
+                "environment of the job, or to requirements.txt."
+            ) from None
+        name, _, prefix = location.removeprefix("s3://").partition("/")
+        self.location = f"s3://{name}/{prefix.rstrip('/')}".rstrip("/")
+        self._bucket, self._prefix = name, prefix.rstrip("/") + "/" if prefix else ""
+        retries = {"mode": "adaptive", "max_attempts": 8}  # a bucket slows down many nodes at once
+        config = botocore.config.Config(max_pool_connections=_AT_ONCE, retries=retries)
+        self._client = boto3.client("s3", config=config)
+
+    def entries(self) -> list[Entry]:
+        """All objects, sorted by name, without the console's marks of empty folders."""
+        pages = self._client.get_paginator("list_objects_v2")
+        found = list[Entry]()
+        with self._errors("listed"):
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix):
+                for each in page.get("Contents", ()):
+                    name = each["Key"].removeprefix(self._prefix)
+                    if name and not name.endswith("/"):
+                        when, etag = each["LastModified"].timestamp(), each["ETag"].strip('"')
+                        found.append(Entry(name, each["Size"], when, etag))
+        return sorted(found)
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a small object; None if there is none."""
+        with self._errors("read"):
+            try:
+                answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + name)
+            except self._client.exceptions.NoSuchKey:
+                return None
+            return bytes(answer["Body"].read())
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a small object in one request, which S3 checks by a checksum."""
+        with self._errors("written"):
+            self._client.put_object(
+                Bucket=self._bucket,
+                Key=self._prefix + name,
+                Body=content,
+                ChecksumAlgorithm="CRC32",
+            )
+
+    def download(
+        self,
+        entries: Iterable[Entry],
+        folder: Path,
+        done: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """Copy objects into `folder`; each gets its name there once it is complete.
+
+        `done` receives the bytes that arrived, from several threads.
+        """
+        with self._errors("downloaded"), self._transfers(done) as (manager, subscribers):
+            pending = []
+            for entry in entries:
+                path = folder / entry.name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                key = self._prefix + entry.name
+                future = manager.download(self._bucket, key, str(path), subscribers=subscribers)
+                pending.append((entry, path, future))
+            for entry, path, future in pending:
+                future.result()
+                if path.stat().st_size != entry.size:
+                    path.unlink()
+                    raise BucketError(f"{self.location}/{entry.name} changed while it was copied.")
+
+    def upload(
+        self,
+        files: Iterable[tuple[Path, str]],
+        done: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """Copy files to names below the prefix, with a checksum that S3 verifies."""
+        extra = {"ChecksumAlgorithm": "CRC32"}
+        with self._errors("uploaded"), self._transfers(done) as (manager, subscribers):
+            pending = [
+                manager.upload(str(path), self._bucket, self._prefix + name, extra, subscribers)
+                for path, name in files
+            ]
+            for future in pending:
+                future.result()
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete objects; those that are gone already count as deleted."""
+        with self._errors("deleted"):
+            for start in range(0, len(names), _DELETED_AT_ONCE):
+                some = names[start : start + _DELETED_AT_ONCE]
+                keys = [{"Key": self._prefix + name} for name in some]
+                request = {"Objects": keys, "Quiet": True}
+                answer = self._client.delete_objects(Bucket=self._bucket, Delete=request)
+                for refused in answer.get("Errors", ()):
+                    why = refused.get("Message") or refused.get("Code")
+                    raise BucketError(
+                        f"s3://{self._bucket}/{refused['Key']} was not deleted: {why}"
+                    )
+
+    @contextmanager
+    def _transfers(self, done: Callable[[int], None]) -> Iterator[tuple[Any, list[Any]]]:
+        from boto3.s3 import transfer
+
+        class Progress(transfer.BaseSubscriber):  # type: ignore[misc] # boto3 has no types
+            def on_progress(self, bytes_transferred: int, **_: Any) -> None:
+                done(bytes_transferred)
+
+        config = transfer.TransferConfig(max_concurrency=_AT_ONCE)
+        with transfer.create_transfer_manager(self._client, config) as manager:
+            yield manager, [Progress()]
+
+    @contextmanager
+    def _errors(self, action: str) -> Iterator[None]:
+        import boto3.exceptions
+        import botocore.exceptions
+
+        failures = (
+            botocore.exceptions.BotoCoreError,
+            botocore.exceptions.ClientError,
+            boto3.exceptions.Boto3Error,
+        )
+        try:
+            yield
+        except OSError as error:
+            where = f" ({error.filename})" if error.filename else ""
+            why = f"{error.strerror or error}{where}"
+            raise BucketError(f"{self.location} was not {action}: {why}") from error
+        except failures as error:
+            raise BucketError(f"{self.location} was not {action}: {error}") from error
