@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Any
 
 from deploykit.backends.base import Start
-from deploykit.backends.sagemaker import aws, catalog
+from deploykit.backends.sagemaker import aws, hardware
 from deploykit.backends.sagemaker.options import Options, machines, region
 from deploykit.cost import money, prices
 from deploykit.cost.estimate import Charge, Estimate, Seconds
@@ -63,7 +63,7 @@ def cost(job: JobSpec, options: Options) -> Estimate:
             continue
         used.append(price[0])
         charges += _machine_charges(job, options, f"{count} x {kind}", count * price[0].amount)
-        if not catalog.has_nvme(kind):
+        if not hardware.of(kind).nvme:
             disk = prices.storage(PROVIDER, where)
             if disk is None:
                 unknown.append(f"the price of a disk in {where}; {_REFRESH}")
