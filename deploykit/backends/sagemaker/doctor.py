@@ -34,7 +34,13 @@ def examine(
         if saved:
             answers = collect.load(saved)
         else:
-            client = partial(clients.client, region=where, attempts=2, timeout=_TIMEOUT)
+            client = partial(
+                clients.client,
+                region=where,
+                credentials=options.credentials,
+                attempts=2,
+                timeout=_TIMEOUT,
+            )
             answers = collect.live(required, client, partial(clients.errors, where))
     except NotPermitted as error:
         fix = Fix(error.hint or "log in to AWS")
