@@ -2,8 +2,8 @@
 
 `render` writes a CloudFormation stack, a container recipe and, where the answers have a section
 `cluster`, a configuration for AWS ParallelCluster. `check` writes nothing: it validates the
-answers, and runs cfn-lint on the stack where it is installed. With --submitter, FILE is a job file:
-`render` writes the least IAM policy of whoever submits that job. None of these connects to AWS.
+answers, and runs cfn-lint on the stack where it is installed. `render --submitter JOB` writes the
+least IAM policy of whoever submits a job file. None of these connects to AWS.
 
 deploykit infra render infra.yaml --out infra
 deploykit infra check infra.yaml
@@ -27,7 +27,6 @@ from deploykit.lib.errors import JobFileError, UsageError
 from deploykit.run import lifecycle
 
 _LINTER = "cfn-lint"
-_ANSWERS, _JOB = Path("infra.yaml"), Path("job.yaml")
 _POLICY = "submitter.json"
 
 
@@ -37,13 +36,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "answers",
         nargs="?",
         type=Path,
+        default=Path("infra.yaml"),
         metavar="FILE",
-        help="answers, YAML or TOML (default: infra.yaml), or a job file (default: job.yaml)",
+        help="answers, YAML or TOML (default: infra.yaml)",
     )
     parser.add_argument(
         "--submitter",
-        action="store_true",
-        help="write the IAM policy of whoever submits the job of FILE",
+        nargs="?",
+        type=Path,
+        const=Path("job.yaml"),
+        metavar="JOB",
+        help="only write the IAM policy of whoever submits this job file (job.yaml)",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("infra"), metavar="FOLDER", help="default: infra"
@@ -54,12 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.submitter:
         return _submitter(args)
-    path = args.answers or _ANSWERS
-    chosen = infra.load(path)
+    chosen = infra.load(args.answers)
     files = dict(infra.files(chosen))
     if args.action == "check":
         linted = _lint(files["stack.yaml"])
-        _print(args, [f"{path}: no errors"], {"files": list(files), "linted": linted})
+        _print(args, [f"{args.answers}: no errors"], {"files": list(files), "linted": linted})
         if not linted:
             output.note(f"note: {_LINTER} is not installed; install it to check the stack further")
         return 0
@@ -74,7 +76,7 @@ def _submitter(args: argparse.Namespace) -> int:
     """Write the policy of whoever submits a job, and print the command that attaches it."""
     if args.action != "render":
         raise UsageError("--submitter writes a policy", hint="infra render --submitter job.yaml")
-    plan = lifecycle.prepare(args.answers or _JOB, (), "sagemaker", None).plan
+    plan = lifecycle.prepare(args.submitter, (), "sagemaker", None).plan
     engine = backend.require(plan.backend, "submitter_policy")
     policy = engine.submitter_policy(plan.job, plan.options)
     _write(args.out, {_POLICY: json.dumps(policy, indent=2) + "\n"}, force=args.force)

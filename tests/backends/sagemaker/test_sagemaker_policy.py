@@ -76,7 +76,7 @@ def test_the_policy_allows_each_request_and_nothing_more(
     with (project / "job.yaml").open("a") as file:
         file.write(keys)
     out = tmp_path / "again"
-    deploykit("infra", "render", "job.yaml", "--submitter", "--out", str(out))
+    deploykit("infra", "render", "--submitter", "job.yaml", "--out", str(out))
     policy = json.loads((out / "submitter.json").read_text())
     bucket = boto3.client("s3", "us-east-1")
     streams("digits-1/algo-1-1", [(0, "hello")])
@@ -148,5 +148,5 @@ def test_the_policy_of_an_assumed_role_is_attached_to_the_role(deploykit, projec
     with (project / "job.yaml").open("a") as file:
         file.write("  assume_role: arn:aws:iam::123456789012:role/submitter\n")
     out = str(tmp_path / "made")
-    shown = deploykit("infra", "render", "job.yaml", "--submitter", "--out", out)
+    shown = deploykit("infra", "render", "--submitter", "job.yaml", "--out", out)
     assert re.search(r"aws iam put-role-policy --role-name submitter .*submitter\.json", shown)
