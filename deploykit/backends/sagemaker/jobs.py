@@ -28,7 +28,7 @@ from deploykit.lib.errors import (
 from deploykit.observe import logfiles
 from deploykit.observe.metrics.points import Point, final_metrics
 
-_SENT = "sagemaker.json"
+_SENT = "training-job.json"
 """File in the run folder: what the service answered when the job was created."""
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 _POLL_INTERVAL = 5.0

@@ -94,7 +94,7 @@ def test_an_assumed_role_sends_the_job_and_asks_about_it(aws, deploykit, assumed
     asked = [one for one in aws.requests if b"Action=AssumeRole" in one.body]
     assert len(asked) == 1  # not once for every client
     assert b"submitter" in asked[0].body
-    arn = json.loads((assumed / "sagemaker.json").read_text())["TrainingJobArn"]
+    arn = json.loads((assumed / "training-job.json").read_text())["TrainingJobArn"]
     assert arn.split(":")[4] == OTHER
 
 
