@@ -45,6 +45,6 @@ def estimator(
         plan.job,
         plan.options,
         json.loads(plan.text),
-        sdk.session(plan.target, plan.options.bucket),
+        sdk.session(plan),
         lambda: submission.upload(plan),
     )

@@ -187,6 +187,9 @@ class Capabilities(Backend, Protocol):
     def probe(self, target: str | None) -> Profile:
         """Query the target, by default the one of the environment, and store its profile."""
 
+    def submitter_policy(self, job: JobSpec, options: Any) -> Mapping[str, Any]:
+        """The least permissions of whoever submits a job, as JSON of the target's kind. Pure."""
+
     def node_names(self, options: Any) -> Collection[str]:
         """The names of all nodes of the target, which `Options.exclude` accepts. Queries it.
 

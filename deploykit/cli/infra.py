@@ -2,26 +2,32 @@
 
 `render` writes a CloudFormation stack, a container recipe and, where the answers have a section
 `cluster`, a configuration for AWS ParallelCluster. `check` writes nothing: it validates the
-answers, and runs cfn-lint on the stack where it is installed. Neither connects to AWS.
+answers, and runs cfn-lint on the stack where it is installed. `render --submitter JOB` writes the
+least IAM policy of whoever submits a job file. None of these connects to AWS.
 
 deploykit infra render infra.yaml --out infra
 deploykit infra check infra.yaml
+deploykit infra render --submitter job.yaml
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import tempfile
 from pathlib import Path
 
+from deploykit.backends import base as backend
 from deploykit.cli import output
 from deploykit.doctor import infra
 from deploykit.job.model import Problem
 from deploykit.lib import shell
 from deploykit.lib.errors import JobFileError, UsageError
+from deploykit.run import lifecycle
 
 _LINTER = "cfn-lint"
+_POLICY = "submitter.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,12 +41,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="answers, YAML or TOML (default: infra.yaml)",
     )
     parser.add_argument(
+        "--submitter",
+        nargs="?",
+        type=Path,
+        const=Path("job.yaml"),
+        metavar="JOB",
+        help="only write the IAM policy of whoever submits this job file (job.yaml)",
+    )
+    parser.add_argument(
         "--out", type=Path, default=Path("infra"), metavar="FOLDER", help="default: infra"
     )
     parser.add_argument("--force", action="store_true", help="overwrite existing files")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.submitter:
+        return _submitter(args)
     chosen = infra.load(args.answers)
     files = dict(infra.files(chosen))
     if args.action == "check":
@@ -53,6 +69,24 @@ def run(args: argparse.Namespace) -> int:
     steps = infra.commands(chosen)
     wrote = f"wrote {', '.join(files)} in {args.out}; next, there:"
     _print(args, [wrote, *steps], {"folder": str(args.out), "files": list(files), "next": steps})
+    return 0
+
+
+def _submitter(args: argparse.Namespace) -> int:
+    """Write the policy of whoever submits a job, and print the command that attaches it."""
+    if args.action != "render":
+        raise UsageError("--submitter writes a policy", hint="infra render --submitter job.yaml")
+    plan = lifecycle.prepare(args.submitter, (), "sagemaker", None).plan
+    engine = backend.require(plan.backend, "submitter_policy")
+    policy = engine.submitter_policy(plan.job, plan.options)
+    _write(args.out, {_POLICY: json.dumps(policy, indent=2) + "\n"}, force=args.force)
+    document = ("--policy-name", "deploykit-submit", "--policy-document", f"file://{_POLICY}")
+    step = shell.command("aws", "iam", "create-policy", *document)
+    if assumed := plan.options.assume_role:
+        name = ("--role-name", assumed.rpartition("/")[2])
+        step = shell.command("aws", "iam", "put-role-policy", *name, *document)
+    wrote = f"wrote {_POLICY} in {args.out}; next, there:"
+    _print(args, [wrote, step], {"folder": str(args.out), "files": [_POLICY], "next": [step]})
     return 0
 
 

@@ -195,6 +195,8 @@ def show(prepared: Prepared, *, as_json: bool) -> None:
     """Print the text of a plan, or all of it as JSON; what it may cost, as a remark."""
     plan, estimate = prepared.plan, _note_cost(prepared)
     if not as_json:
+        if plan.sent_with:
+            output.note(f"sent with {plan.sent_with}")
         output.block(plan.text)
         return
     output.emit(

@@ -106,7 +106,6 @@ class _Collector:
         if "Quotas" in quotas:  # only the one that matters: SageMaker has thousands
             kept = [quota for quota in quotas["Quotas"] if quota.get("QuotaName") == job.quota]
             self._answers["list-service-quotas"] = {"Quotas": kept}
-        self._keep("describe-instance-types", "ec2", InstanceTypes=[job.instance_type])
         if job.subnets:
             self._network()
         if not self._answered:
@@ -244,7 +243,6 @@ def _expected(network: Network) -> Iterator[str]:
         yield "role-policies"
     yield "list-service-quotas"
     yield from (f"get-bucket-location-{bucket}" for bucket in network.job.buckets)
-    yield "describe-instance-types"
     yield from _NETWORK if network.job.subnets else ()
 
 

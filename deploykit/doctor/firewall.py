@@ -188,7 +188,7 @@ def _between_nodes(network: Network, *, outbound: bool) -> Iterator[Finding]:
         return
     way, towards = _DIRECTIONS[outbound]
     finding = partial(_rule_missing, network, outbound=outbound)
-    if (job.efa or network.ec2_offers_efa) and not _allows_members(groups, outbound=outbound):
+    if job.efa is not False and not _allows_members(groups, outbound=outbound):
         message = (
             f"EFA ({job.instance_type}) requires a rule for all traffic {towards} the group "
             f"itself, {way}; a rule for CIDR blocks does not match EFA traffic"
@@ -196,7 +196,10 @@ def _between_nodes(network: Network, *, outbound: bool) -> Iterator[Finding]:
         if job.efa:
             yield finding(f"efa_{way}", message, [_ALL])
         else:
-            message = f"if SageMaker uses EFA here, as EC2 can: {message}. TCP needs no such rule"
+            message = (
+                f"whether SageMaker uses EFA here is not documented. If it does: {message}. "
+                "TCP needs no such rule"
+            )
             yield replace(finding(f"efa_{way}", message, [_ALL]), severity="warning")
     if job.efa:
         return

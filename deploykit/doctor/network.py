@@ -164,8 +164,6 @@ class Network:
     s3_prefix_list: str
     """Its id; empty if it is unknown."""
     s3_blocks: tuple[IPv4Network, ...]
-    ec2_offers_efa: bool
-    """Whether EC2 offers EFA with the instance type; `job.efa` is whether SageMaker uses it."""
 
     @property
     def account(self) -> str | None:
@@ -308,10 +306,6 @@ def parse(job: Requirements, answers: Answers) -> Network:
 
     lists = listed("describe-prefix-lists", "PrefixLists")
     s3 = next((raw for raw in lists if raw["PrefixListName"].endswith(".s3")), None)
-    types = listed("describe-instance-types", "InstanceTypes")
-    interfaces = [
-        raw.get("NetworkInfo", {}) for raw in types if raw.get("InstanceType") == job.instance_type
-    ]
     vpcs = (_vpc(answers, raw) for raw in listed("describe-vpcs", "Vpcs"))
     subnets = (
         Subnet(
@@ -347,7 +341,6 @@ def parse(job: Requirements, answers: Answers) -> Network:
         nats={nat.id: nat for nat in nats},
         s3_prefix_list=s3["PrefixListId"] if s3 else "",
         s3_blocks=tuple(map(IPv4Network, s3.get("Cidrs", ()))) if s3 else (),
-        ec2_offers_efa=any(info.get("EfaSupported", False) for info in interfaces),
     )
 
 

@@ -59,8 +59,8 @@ class Requirements:
     """Account that must own the buckets."""
     quota: str
     """Name of the quota that limits the number of instances."""
-    efa: bool = False
-    """Whether SageMaker's nodes of this type use EFA."""
+    efa: bool | None = False
+    """Whether SageMaker's nodes of this type use EFA; None if that is unknown."""
     remote_debug: bool = False
     keys: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """KMS keys, by the ARN or ``*``, with the actions that the role requires on each."""

@@ -505,6 +505,8 @@ class Plan(NamedTuple):
     """The location of the results, as the user reaches it."""
     summary: str = ""
     """What will be billed, in one line that `submit` prints first; may be empty."""
+    sent_with: str = ""
+    """Names of the credentials that will send it, such as a profile; empty: the environment's."""
 
 
 class LogLine(NamedTuple):

@@ -43,7 +43,6 @@ QUERIES = {
     "GetCallerIdentity": "sts:GetCallerIdentity",
     "Action=GetRole&": "iam:GetRole",
     "ListRolePolicies": "iam:ListRolePolicies",
-    "DescribeInstanceTypes": "ec2:DescribeInstanceTypes",
     "DescribeNetworkAcls": "ec2:DescribeNetworkAcls",
     "DescribeVpcAttribute": "ec2:DescribeVpcAttribute",
 }
@@ -135,7 +134,7 @@ def test_the_offered_policy_has_the_keys_and_the_sessions(doctor, moto):
 
 @pytest.mark.parametrize("kind", ["ml.g5.12xlarge", "ml.g5.48xlarge"])
 def test_efa_is_required_only_where_sagemaker_uses_it(doctor, moto, kind):
-    """EC2 offers EFA with both; check and SageMaker's launcher know it of the larger only."""
+    """EC2 offers EFA with both; SageMaker's launcher uses it on the larger."""
     vpc = IsolatedVpc(moto)
     vpc.drop(vpc.group, egress=False)
     vpc.allow(vpc.group, tcp(0, 65535, vpc.group), egress=False)

@@ -63,9 +63,6 @@ ANSWERS = {
     "list-service-quotas": {
         "Quotas": [{"QuotaCode": "L-1", "QuotaName": NEEDS.quota, "Value": 1.0}]
     },
-    "describe-instance-types": {
-        "InstanceTypes": [{"InstanceType": "p4d.24xlarge", "NetworkInfo": {"EfaSupported": True}}]
-    },
     "describe-vpcs": {
         "Vpcs": [{"VpcId": "vpc-1", "CidrBlock": "10.0.0.0/16", "InstanceTenancy": "dedicated"}]
     },

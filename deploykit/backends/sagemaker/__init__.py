@@ -27,6 +27,7 @@ from deploykit.backends.sagemaker.jobs import (
 )
 from deploykit.backends.sagemaker.offers import alternatives, cost, refresh_prices, when
 from deploykit.backends.sagemaker.options import Options, bills, environment_region
+from deploykit.backends.sagemaker.policy import submitter_policy
 from deploykit.backends.sagemaker.rules import check
 from deploykit.backends.sagemaker.submission import plan, submit
 from deploykit.job.model import JobSpec
@@ -93,6 +94,7 @@ __all__ = [
     "remove_remains",
     "status",
     "submit",
+    "submitter_policy",
     "transfer_price",
     "when",
 ]

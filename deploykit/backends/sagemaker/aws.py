@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from deploykit.lib.errors import (
     BackendUnavailable,
@@ -65,6 +65,26 @@ _FIRST_ERROR = 300
 """The lowest status of an answer that is an error or a redirect."""
 
 
+class Credentials(NamedTuple):
+    """Whose credentials requests are sent with: by default those of the environment."""
+
+    profile: str | None = None
+    """One of ~/.aws/config."""
+    role: str | None = None
+    """ARN of a role that they assume."""
+
+    def __str__(self) -> str:
+        parts = [f"profile {self.profile}"] if self.profile else []
+        return ", ".join([*parts, *([f"as role {self.role}"] if self.role else [])])
+
+
+ENVIRONMENT = Credentials()
+_SESSION_NAME = "deploykit"
+"""The name of a session with an assumed role, as CloudTrail shows it."""
+_ASSUMED: dict[Any, dict[str, Any]] = {}
+"""Credentials -> the temporary ones that botocore got for them, so that not every client asks."""
+
+
 class NoAnswerError(Exception):
     """The response is not from AWS; a proxy or a wrong endpoint may have sent it."""
 
@@ -89,34 +109,78 @@ def identify(region: str | None) -> None:
         account(region)
 
 
-def account(region: str) -> str:
-    sts = client("sts", region, attempts=1, timeout=_PROBE_TIMEOUT)
+def account(region: str, credentials: Credentials = ENVIRONMENT) -> str:
+    sts = client("sts", region, credentials, attempts=1, timeout=_PROBE_TIMEOUT)
     with errors(region):
         identity = sts.get_caller_identity()
     return str(identity.get("Account", ""))
 
 
 def client(
-    service: str, region: str, *, attempts: int = _ATTEMPTS, timeout: float = _TIMEOUT
+    service: str,
+    region: str,
+    credentials: Credentials = ENVIRONMENT,
+    *,
+    attempts: int = _ATTEMPTS,
+    timeout: float = _TIMEOUT,
 ) -> Any:
     """A client for `service` (boto3's name) that retries as botocore does; `timeout` in seconds.
 
     Raises BackendUnavailable if boto3 is not installed, and what `errors` raises.
     """
+    made = session(region, credentials)
+    from botocore.config import Config
+
+    retries = {"mode": "standard", "max_attempts": attempts}
+    config = Config(retries=retries, connect_timeout=timeout, read_timeout=timeout)
+    with errors(region):
+        return made.client(service, config=config)
+
+
+def session(region: str, credentials: Credentials) -> Any:
+    """boto3's session with these credentials.
+
+    Raises BackendUnavailable if boto3 is not installed, and NotPermitted for an unknown profile.
+    """
     try:
         import boto3
         import botocore.session
-        from botocore.config import Config
     except ImportError as error:
         raise BackendUnavailable("boto3 is not installed", hint="pip install boto3") from error
+    core: Any = botocore.session.Session(profile=credentials.profile)
+    for name, component in _components().items():
+        core.register_component(name, component)
     with errors(region):
-        retries = {"mode": "standard", "max_attempts": attempts}
-        config = Config(retries=retries, connect_timeout=timeout, read_timeout=timeout)
-        core = botocore.session.Session()
-        for name, component in _components().items():
-            core.register_component(name, component)
-        session: Any = boto3.Session(botocore_session=core, region_name=region)
-        return session.client(service, config=config)
+        core.get_scoped_config()
+    if credentials.role:
+        source: Any = botocore.session.Session(profile=credentials.profile)
+        _assume(core, source, region, credentials)
+    return boto3.Session(botocore_session=core, region_name=region)
+
+
+def _assume(core: Any, source: Any, region: str, credentials: Credentials) -> None:
+    """Let a session use the role, which the credentials of `source` assume when they are needed."""
+    from botocore import credentials as providers
+
+    class Assumed(providers.CredentialProvider):  # type: ignore[misc] # botocore has no types
+        METHOD = CANONICAL_NAME = _SESSION_NAME
+
+        def load(self) -> Any:
+            own = source.get_credentials()
+            if own is None:
+                return None
+            fetcher = providers.AssumeRoleCredentialFetcher(
+                client_creator=partial(source.create_client, region_name=region),
+                source_credentials=own,
+                role_arn=credentials.role,
+                extra_args={"RoleSessionName": _SESSION_NAME},
+                cache=_ASSUMED.setdefault((credentials, own.access_key), {}),
+            )
+            return providers.DeferredRefreshableCredentials(
+                fetcher.fetch_credentials, method=self.METHOD
+            )
+
+    core.register_component("credential_provider", providers.CredentialResolver([Assumed()]))
 
 
 @cache

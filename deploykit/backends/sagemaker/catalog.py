@@ -1,9 +1,7 @@
-"""What AWS offers for training: its PyTorch images, and the hardware of its instance types.
+"""AWS's PyTorch images for training, and the hardware on which each can start.
 
 `framework_version` selects one of the images that the SageMaker SDK 2.257.7 knows. Later images
-have other names and need `image_uri`.
-
-Instance types: https://aws.amazon.com/sagemaker/ai/pricing/
+have other names and need `image_uri`. What an instance type has is in `hardware`.
 """
 
 from __future__ import annotations
@@ -11,6 +9,9 @@ from __future__ import annotations
 import datetime as dt
 import re
 from dataclasses import dataclass
+
+from deploykit.backends.sagemaker import hardware
+from deploykit.backends.sagemaker.hardware import Hardware
 
 VERSIONS = {
     "2.0.0": "py310",
@@ -77,6 +78,36 @@ _LATER = {
 https://github.com/aws/deep-learning-containers/tree/main/docs/src/data"""
 
 LATEST = "2.14"
+CUDA = {
+    "2.0": (11, 8),
+    "2.1": (12, 1),
+    "2.2": (12, 1),
+    "2.3": (12, 1),
+    "2.4": (12, 4),
+    "2.5": (12, 4),
+    "2.6": (12, 6),
+    "2.7": (12, 8),
+    "2.8": (12, 9),
+    "2.9": (13, 0),
+    "2.10": (13, 0),
+    "2.11": (13, 0),
+    "2.12": (13, 0),
+    "2.13": (13, 3),
+    "2.14": (13, 3),
+}
+"""Minor version -> CUDA of AWS's image, on 2026-08-21 (2.14: by the tag of its image):
+https://github.com/aws/deep-learning-containers/tree/main/docs/src/data"""
+_FIRST_FOR_BLACKWELL = (2, 7)
+"""The first PyTorch whose packages have code for compute capability 10.0 and 12.0:
+https://pytorch.org/blog/pytorch-2-7/"""
+_OLDEST_GPUS = (((13, 0), (7, 5)), ((11, 8), (5, 0)))
+"""CUDA of an image -> the lowest compute capability, from that version on:
+https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/ (13.0 and 12.0, removed architectures). The
+SDK also refuses the one type below 5.0, P2, from PyTorch 1.13 on."""
+_PERHAPS_WITHOUT_VOLTA = ((12, 8), (13, 0))
+"""CUDA versions that support 7.0, and PyTorch packages of which may have no code for it:
+https://github.com/pytorch/pytorch/issues/157517"""
+VOLTA, TURING, BLACKWELL = (7, 0), (7, 5), (10, 0)
 _AWS_REPOSITORIES = ("pytorch-training", "pytorch", "huggingface-pytorch-training", _SMP_REPOSITORY)
 _NAME = re.compile(
     r"(?:\d{12}\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?|public\.ecr\.aws/"
@@ -86,6 +117,7 @@ _ECR = re.compile(
     r"(\d{12}\.dkr[.-]ecr(-fips)?\.(?P<region>[a-z0-9-]+)\.[a-z0-9.-]+|public\.ecr\.aws)/"
 )
 _MINOR = re.compile(r"(\d+\.\d+)")
+_CUDA_TAG = re.compile(r"-cu(\d\d)(\d)(?!\d)")
 
 _USUAL = "763104351884"
 _USUAL_REGIONS = frozenset(
@@ -122,20 +154,8 @@ _ACCOUNTS = {
 }
 
 
-_GPUS = (
-    (1, r"ml\.(p3\.2xlarge|p5\.4xlarge|g4dn\.(|2|4|8|16)xlarge|g[56]e?\.(|2|4|8|16)xlarge)"),
-    (4, r"ml\.(p3\.8xlarge|g4dn\.12xlarge|g[56]e?\.(12|24)xlarge)"),
-    (8, r"ml\.(p3\.16xlarge|p3dn\.24xlarge|p4de?\.24xlarge|p5e?n?\.48xlarge|g[56]e?\.48xlarge)"),
-    (8, r"ml\.p6-b[23]00\.48xlarge"),
-)
-"""GPUs of one instance, and a pattern of the types that have so many."""
-_COMMON = (("ml.g5.12xlarge", 4), ("ml.g5.48xlarge", 8), ("ml.p4d.24xlarge", 8))
-"""Types that hints name, with their GPUs."""
-_EFA = re.compile(
-    r"ml\.((p3dn|p4de?|p5e?n?|p6-b[23]00|trn1n?|trn2)\.\w+|g5\.48xlarge|g4dn\.(8|12)xlarge)"
-)
-"""Types whose EFA SageMaker's launcher or its documentation uses; EC2 offers it with more:
-https://github.com/aws/sagemaker-training-toolkit (params.py)."""
+_COMMON = ("ml.g5.12xlarge", "ml.g5.48xlarge", "ml.p4d.24xlarge")
+"""Types that hints name."""
 SMDDP_TYPES = ("ml.p3.16xlarge", "ml.p3dn.24xlarge", "ml.p4d.24xlarge", "ml.p4de.24xlarge")
 """Instance types that the SDK lists for SageMaker's data parallel library."""
 SMP_TYPES = re.compile(r"ml\.(p4d|p4de|p5|p5e|p5en)\.\w+")
@@ -152,6 +172,8 @@ class Image:
     cpu: bool
     region: str | None
     """None for the public registry."""
+    cuda: tuple[int, int] | None
+    """None for a CPU image, and where neither the tag nor `CUDA` tells."""
 
     @property
     def smp(self) -> bool:
@@ -163,12 +185,15 @@ def parse_image(name: str) -> Image | None:
     match = _NAME.fullmatch(name)
     if match is None or match["repository"] not in _AWS_REPOSITORIES:
         return None
-    version = _MINOR.match(match["tag"])
+    version, cuda = _MINOR.match(match["tag"]), _CUDA_TAG.search(match["tag"])
+    number = version[1] if version else ""
+    cpu = "-cpu-" in f"{match['tag']}-"
     return Image(
         repository=match["repository"],
-        minor=version[1] if version else "",
-        cpu="-cpu-" in f"{match['tag']}-",
+        minor=number,
+        cpu=cpu,
         region=match["region"],
+        cuda=None if cpu else (int(cuda[1]), int(cuda[2])) if cuda else CUDA.get(number),
     )
 
 
@@ -209,6 +234,48 @@ def later_image(version: str, region: str | None, instance_type: str) -> str:
     return f"{host}/{name.format(kind=kind)}"
 
 
+def is_too_new(kind: Hardware, number: str) -> bool:
+    """Whether PyTorch of that minor version has no code for the GPUs; False if that is unknown."""
+    if not number or kind.capability is None or kind.capability < BLACKWELL:
+        return False
+    return tuple(map(int, number.split("."))) < _FIRST_FOR_BLACKWELL
+
+
+def is_too_old(kind: Hardware, cuda: tuple[int, int] | None) -> bool:
+    """Whether this CUDA no longer supports the GPUs; False if that is unknown."""
+    if cuda is None or kind.capability is None:
+        return False
+    return any(cuda >= first and kind.capability < oldest for first, oldest in _OLDEST_GPUS)
+
+
+def may_be_too_old(kind: Hardware, cuda: tuple[int, int] | None) -> bool:
+    """Whether it is unknown if AWS's image with this CUDA has code for the GPUs."""
+    first, end = _PERHAPS_WITHOUT_VOLTA
+    return kind.capability == VOLTA and cuda is not None and first <= cuda < end
+
+
+def can_start(version: str, instance_type: str) -> bool:
+    """Whether AWS's image of a PyTorch version can use an instance type, as far as is known."""
+    kind, number = hardware.of(instance_type), minor(version)
+    unusable = is_too_new(kind, number) or is_too_old(kind, CUDA.get(number))
+    return not unusable and kind.architecture != hardware.ARM
+
+
+def image_hint(version: str, region: str | None, instance_type: str) -> str:
+    """The image to choose on an instance type: the one for PyTorch `version` if it can start there.
+
+    Never one that cannot start there, nor one of which that is unknown.
+    """
+    kind = hardware.of(instance_type)
+    if kind.architecture == hardware.ARM:
+        return "an image of your own for arm64, as image_uri; or ml.p6-b200.48xlarge, which has x86"
+    if kind.capability is None or kind.capability >= TURING:
+        return f"image_uri: {later_image(version, region, instance_type)}"
+    if kind.capability >= VOLTA:
+        return "framework_version: 2.6.0; or newer GPUs, such as those of ml.g5.12xlarge"
+    return "a type with newer GPUs, such as ml.g5.12xlarge"
+
+
 def account(region: str) -> str | None:
     """The AWS account that holds the images in `region`; None if it is unknown."""
     return _USUAL if region in _USUAL_REGIONS else _ACCOUNTS.get(region)
@@ -228,29 +295,9 @@ def has_neuron(instance_type: str) -> bool:
     return instance_type.startswith(("ml.trn", "ml.inf"))
 
 
-def has_efa(instance_type: str) -> bool:
-    return _EFA.fullmatch(instance_type) is not None
-
-
-def gpus(instance_type: str) -> int | None:
-    if not has_gpu(instance_type):
-        return 0
-    counts = (count for count, types in _GPUS if re.fullmatch(types, instance_type))
-    return next(counts, None)
-
-
 def types_with_gpus(count: int) -> str:
     """Common instance types with at least `count` GPUs, in words; empty where none has so many."""
-    return " or ".join(name for name, gpus in _COMMON if gpus >= count)
-
-
-def has_nvme(instance_type: str) -> bool:
-    """Whether the type has NVMe disks, and therefore takes no EBS volume: the SDK's rule.
-
-    API: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ResourceConfig.html
-    """
-    family = instance_type.split(".")[1]
-    return "d" in family or family.startswith(("g5", "g6", "p5", "trn1"))
+    return " or ".join(name for name in _COMMON if (hardware.of(name).gpus or 0) >= count)
 
 
 def _domain(region: str) -> str:

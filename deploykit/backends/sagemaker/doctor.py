@@ -9,7 +9,7 @@ from pathlib import Path
 
 from deploykit.backends import base as backend
 from deploykit.backends.sagemaker import aws as clients
-from deploykit.backends.sagemaker import catalog
+from deploykit.backends.sagemaker import hardware
 from deploykit.backends.sagemaker.options import Options, region
 from deploykit.doctor import account, collect, firewall, network, routes
 from deploykit.doctor.requirements import EPHEMERAL, ESP, IKE, Flow, Ports, Requirements
@@ -34,7 +34,13 @@ def examine(
         if saved:
             answers = collect.load(saved)
         else:
-            client = partial(clients.client, region=where, attempts=2, timeout=_TIMEOUT)
+            client = partial(
+                clients.client,
+                region=where,
+                credentials=options.credentials,
+                attempts=2,
+                timeout=_TIMEOUT,
+            )
             answers = collect.live(required, client, partial(clients.errors, where))
     except NotPermitted as error:
         fix = Fix(error.hint or "log in to AWS")
@@ -94,7 +100,7 @@ def requirements_of(job: JobSpec, options: Options, region: str) -> Requirements
         read=read,
         owner=options.owner,
         quota=options.quota,
-        efa=catalog.has_efa(options.training_type),
+        efa=hardware.of(options.training_type).efa,
         remote_debug=options.remote_debug,
         keys=_keys(options, region),
         secrets=tuple(sorted(services)),

@@ -10,7 +10,7 @@ from typing import Any
 
 from deploykit.backends.base import RemoteFile
 from deploykit.backends.sagemaker import aws
-from deploykit.backends.sagemaker.jobs import described
+from deploykit.backends.sagemaker.jobs import client_of, described
 from deploykit.backends.sagemaker.request import results
 from deploykit.job.model import Handle
 from deploykit.lib import shell, units
@@ -36,7 +36,7 @@ def files(handle: Handle, part: str) -> Sequence[RemoteFile] | None:
         return []
     bucket, _, prefix = location.removeprefix("s3://").partition("/")
     prefix = f"{prefix.rstrip('/')}/" if prefix else ""
-    client = aws.client("s3", handle.target)
+    client = client_of("s3", handle)
     objects = []
     with aws.errors(handle.target):
         for entries in _pages(client, bucket, prefix):
@@ -71,7 +71,7 @@ def download(
         def on_progress(self, bytes_transferred: int, **_: Any) -> None:
             done(bytes_transferred)
 
-    client = aws.client("s3", handle.target)
+    client = client_of("s3", handle)
     config = transfer.TransferConfig(max_concurrency=_AT_ONCE)
     with aws.errors(handle.target), transfer.create_transfer_manager(client, config) as manager:
         pending = []
@@ -138,7 +138,7 @@ def remove_remains(handle: Handle, output: str) -> None:
     bucket, _, key = _own_prefix(handle, output).removeprefix("s3://").partition("/")
     if not key:
         return
-    client = aws.client("s3", handle.target)
+    client = client_of("s3", handle)
     with aws.errors(handle.target):
         for entries in _pages(client, bucket, key):
             keys = [{"Key": entry["Key"]} for entry in entries]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from deploykit.backends.base import LAUNCH
-from deploykit.backends.sagemaker import catalog, request
+from deploykit.backends.sagemaker import aws, catalog, request
 from deploykit.backends.sagemaker.options import Options
 from deploykit.job.model import JobSpec, Plan
 from deploykit.lib.errors import BackendUnavailable, SubmitRefused, UsageError
@@ -140,19 +140,17 @@ def require() -> None:
         )
 
 
-def session(region: str, bucket: str, client: Any = None) -> Any:
-    """An SDK session with the user's credentials, without telemetry and configuration files.
+def session(plan: Plan, client: Any = None) -> Any:
+    """An SDK session with the job's credentials, without telemetry and configuration files.
 
     `client` is boto3's for SageMaker; default: one that the SDK makes.
     """
-    import boto3
     from sagemaker.session import Session
 
-    connection: Any = boto3.Session(region_name=region)
     return Session(
-        connection,
+        aws.session(plan.target, plan.options.credentials),
         sagemaker_client=client,
-        default_bucket=bucket,
+        default_bucket=plan.options.bucket,
         sagemaker_config=_SETTINGS,
     )
 
@@ -250,7 +248,7 @@ def sender(plan: Plan, client: Any) -> Callable[[], Mapping[str, Any]]:
     planned = json.loads(plan.text)
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # the SDK prints when it is imported
-            connected = session(plan.target, plan.options.bucket, client)
+            connected = session(plan, client)
             sent, create = intercept(plan.job, plan.options, planned, connected)
     except REFUSALS as error:
         raise SubmitRefused(f"the SageMaker SDK refuses this job: {error}") from error

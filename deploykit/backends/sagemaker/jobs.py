@@ -16,7 +16,7 @@ from deploykit.backends.sagemaker import aws
 from deploykit.backends.sagemaker.options import environment_region
 from deploykit.backends.sagemaker.request import results
 from deploykit.job.model import NO_JOB, Handle, LogLine, State, Status
-from deploykit.lib import progress, shell
+from deploykit.lib import paths, progress, shell
 from deploykit.lib.errors import (
     BackendUnavailable,
     DeploykitError,
@@ -28,6 +28,8 @@ from deploykit.lib.errors import (
 from deploykit.observe import logfiles
 from deploykit.observe.metrics.points import Point, final_metrics
 
+_SENT = "training-job.json"
+"""File in the run folder: what the service answered when the job was created."""
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 _POLL_INTERVAL = 5.0
 """Seconds between two requests for new lines."""
@@ -39,6 +41,10 @@ _NODE = re.compile(r".*/algo-(\d{1,9})-.*")
 _EXIT_CODE = re.compile(r"[Ee]xit ?[Cc]ode:? ?\"?(\d{1,3})\b")
 """The program's exit code, which the service reports only in the text of the failure."""
 _CLOSED = "runs on SageMaker, which does not allow access to its containers"
+_OTHER_ACCOUNT = (
+    "use the credentials of that account: sagemaker.profile in the job file, AWS_PROFILE, "
+    "aws sso login"
+)
 _NEXT_RUN = """\
 the next run can allow it: --set sagemaker.remote_debug=true
 --debug has PyTorch's flight recorder write what it has when a collective times out"""
@@ -87,14 +93,39 @@ def find(run: str, folder: Path, target: str) -> Handle | None:
         request = _request(folder)
     except ValueError:  # half written: the request was not sent
         return None
-    differing = differing_fields(run, target, request)
+    own = credentials(folder)
+    differing = differing_fields(run, target, request, own)
     if differing == []:
         return Handle("sagemaker", target, run, run, str(folder))
-    if differing is None and (foreign := _foreign(request, target)):
-        raise NotPermitted(
-            foreign, hint="choose the profile of that account: AWS_PROFILE, aws sso login"
-        )
+    if differing is None and (foreign := _foreign(folder, target)):
+        raise NotPermitted(foreign, hint=_OTHER_ACCOUNT)
     return None
+
+
+def record(folder: Path, arn: str) -> None:
+    """Keep the ARN of the job, which names the account that really runs it."""
+    paths.write(folder / _SENT, json.dumps({"TrainingJobArn": arn}) + "\n")
+
+
+def credentials(folder: Path) -> aws.Credentials:
+    """Those that sent the run, by its job file; for an attached job, those of the environment."""
+    try:
+        options = json.loads((folder / backend.JOB).read_text()).get("sagemaker", {})
+    except FileNotFoundError:
+        return aws.ENVIRONMENT
+    return aws.Credentials(options.get("profile"), options.get("assume_role"))
+
+
+def client_of(service: str, handle: Handle) -> Any:
+    """A client with the credentials that sent the run."""
+    return aws.client(service, handle.target, credentials(Path(handle.folder)))
+
+
+def _missing(handle: Handle) -> DeploykitError:
+    """Why the service has no job of a run: it may be that of another account."""
+    if foreign := _foreign(Path(handle.folder), handle.target):
+        return NotPermitted(foreign, hint=_OTHER_ACCOUNT)
+    return NotFound(f"SageMaker has no training job {handle.id} in {handle.target}")
 
 
 def _request(folder: Path) -> Any:
@@ -112,19 +143,19 @@ def described(handle: Handle) -> Any:
     """
     job = _request(Path(handle.folder))
     if job is None:
-        job = _describe(aws.client("sagemaker", handle.target), handle.id, handle.target)
+        job = _describe(client_of("sagemaker", handle), handle.id, handle.target)
     if job is None:
-        raise NotFound(f"SageMaker has no job {handle.id} in {handle.target}")
+        raise _missing(handle)
     return job
 
 
-def _foreign(request: Any, where: str) -> str:
+def _foreign(folder: Path, where: str) -> str:
     """Whose credentials these are, if not of the job's account; empty if that is not known."""
-    if request is None:
+    own = _account(folder)
+    if own is None:
         return ""
-    own = request["RoleArn"].split(":")[4]
     try:
-        account = aws.account(where)
+        account = aws.account(where, credentials(folder))
     except DeploykitError:
         return ""
     if account == own:
@@ -132,13 +163,25 @@ def _foreign(request: Any, where: str) -> str:
     return f"you are logged in to account {account}, and the job belongs to account {own}"
 
 
-def differing_fields(run: str, target: str, request: Any) -> list[str] | None:
+def _account(folder: Path) -> str | None:
+    """The account of the job: that which created it, else that of its role; None: not known."""
+    try:
+        arn = json.loads((folder / _SENT).read_text())["TrainingJobArn"]
+    except FileNotFoundError:
+        request = _request(folder)
+        if request is None:
+            return None
+        arn = request["RoleArn"]
+    return str(arn.split(":")[4])
+
+
+def differing_fields(run: str, target: str, request: Any, own: aws.Credentials) -> list[str] | None:
     """The fields in which the job named `run` differs from `request`; None if there is no job.
 
     Any user of the account can create a job of that name. Compares the fields that the service
     returns unchanged, or none if `request` is None.
     """
-    job = _describe(aws.client("sagemaker", target), run, target)
+    job = _describe(aws.client("sagemaker", target, own), run, target)
     if job is None or request is None:
         return None if job is None else []
     actual = _identity(job)
@@ -170,21 +213,21 @@ def attach(run: str, folder: Path, target: str | None) -> Handle:
 
 
 def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
-    """The status of many jobs: one request each, over one client per region.
+    """The status of many jobs: one request each, over one client per region and login.
 
     The service lists jobs only by a common part of their names, so one call cannot serve all.
     Raises what `aws.errors` raises.
     """
-    regions = sorted({handle.target for handle in handles})
-    clients = {region: aws.client("sagemaker", region) for region in regions}
-    return {handle: _current(clients[handle.target], handle) for handle in handles}
+    logins = {handle: (handle.target, credentials(Path(handle.folder))) for handle in handles}
+    clients = {login: aws.client("sagemaker", *login) for login in set(logins.values())}
+    return {handle: _current(clients[logins[handle]], handle) for handle in handles}
 
 
 def _current(client: Any, handle: Handle) -> Status:
     job = _describe(client, handle.id, handle.target)
     if job is not None:
         return _status(job)
-    reason = _foreign(_request(Path(handle.folder)), handle.target)
+    reason = _foreign(Path(handle.folder), handle.target)
     reason = reason or f"SageMaker has no training job of this name in {handle.target}"
     return Status(State.UNKNOWN, NO_JOB, reason)
 
@@ -194,19 +237,22 @@ def metrics(handle: Handle) -> Iterator[Point]:
 
     None before the job has ended. Raises what `aws.errors` raises.
     """
-    job = _describe(aws.client("sagemaker", handle.target), handle.id, handle.target)
+    job = _describe(client_of("sagemaker", handle), handle.id, handle.target)
     yield from final_metrics((job or {}).get("FinalMetricDataList"))
 
 
 def cancel(handle: Handle) -> None:
-    """Stop the training job, unless it has ended. Raises NotFound if it does not exist."""
-    client = aws.client("sagemaker", handle.target)
+    """Stop the training job, unless it has ended.
+
+    Raises NotFound if it does not exist, and NotPermitted if it is of another account.
+    """
+    client = client_of("sagemaker", handle)
     with aws.errors(handle.target):
         try:
             client.stop_training_job(TrainingJobName=handle.id)
         except Exception as error:
             if _is_missing(error):
-                raise NotFound(f"SageMaker has no training job {handle.id}") from error
+                raise _missing(handle) from error
             if aws.code(error) != "ValidationException" or "status" not in aws.message(error):
                 raise  # "The request was rejected because the training job is in status ..."
 
@@ -225,9 +271,12 @@ def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
         lines: list[_OrderedLine] = []
         try:
             ended = not follow or status([handle])[handle].state.final
-            client = client or aws.client("logs", handle.target)
+            client = client or client_of("logs", handle)
             with aws.errors(handle.target):
-                for stream in _streams(client, handle.id):
+                streams = list(_streams(client, handle.id))
+                if not streams and not connected:
+                    _require_job(handle)
+                for stream in streams:
                     for line in _new_lines(client, stream, tokens):
                         lines.append(line)  # noqa: PERF402 - keeps the lines before an error
             connected, outage_start = True, None
@@ -240,6 +289,12 @@ def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
         if ended and not (follow and lines):
             return
         time.sleep(_POLL_INTERVAL)
+
+
+def _require_job(handle: Handle) -> None:
+    """Raise NotPermitted if a job without logs is of another account, where they are."""
+    if foreign := _foreign(Path(handle.folder), handle.target):
+        raise NotPermitted(foreign, hint=_OTHER_ACCOUNT)
 
 
 def _tolerate(error: DeploykitError, outage_start: float | None) -> float:
@@ -366,7 +421,9 @@ def enter(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) 
 
 def _session(handle: Handle, node: int) -> list[str]:
     target = f"sagemaker-training-job:{handle.run}_algo-{node}"
-    return ["aws", "ssm", "start-session", "--region", handle.target, "--target", target]
+    session = ["aws", "ssm", "start-session", "--region", handle.target, "--target", target]
+    profile = credentials(Path(handle.folder)).profile
+    return [*session, "--profile", profile] if profile else session
 
 
 def _is_allowed(handle: Handle) -> bool:

@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Any
 
 from deploykit.backends.base import Start
-from deploykit.backends.sagemaker import aws, catalog
+from deploykit.backends.sagemaker import aws, hardware
 from deploykit.backends.sagemaker.options import Options, machines, region
 from deploykit.cost import money, prices
 from deploykit.cost.estimate import Charge, Estimate, Seconds
@@ -63,7 +63,7 @@ def cost(job: JobSpec, options: Options) -> Estimate:
             continue
         used.append(price[0])
         charges += _machine_charges(job, options, f"{count} x {kind}", count * price[0].amount)
-        if not catalog.has_nvme(kind):
+        if not hardware.of(kind).nvme:
             disk = prices.storage(PROVIDER, where)
             if disk is None:
                 unknown.append(f"the price of a disk in {where}; {_REFRESH}")
@@ -138,7 +138,7 @@ def refresh_prices(job: JobSpec, options: Options) -> str:  # noqa: ARG001 - the
     if not where:
         raise UsageError("no region is chosen", hint="sagemaker.region, or AWS_REGION")
     near = _ENDPOINTS.get(where.partition("-")[0], "us-east-1")
-    client = aws.client("pricing", near)
+    client = aws.client("pricing", near, options.credentials)
     with aws.errors(near):
         pages = client.get_paginator("get_products").paginate(
             ServiceCode="AmazonSageMaker",
@@ -182,10 +182,10 @@ def when(plan: Plan) -> Iterator[Start]:
     """
     quotas: Mapping[str, float] | DeploykitError
     try:
-        quotas = _quotas(plan.target)
+        quotas = _quotas(plan)
     except DeploykitError as error:
         if error.__cause__ is None or aws.code(error.__cause__) not in aws.DENIED:
-            aws.account(plan.target)
+            aws.account(plan.target, plan.options.credentials)
         quotas = error
     options: Options = plan.options
     yield _quota_start(plan, options, quotas)
@@ -198,9 +198,9 @@ def when(plan: Plan) -> Iterator[Start]:
         yield from _plan_starts(plan)
 
 
-def _quotas(where: str) -> dict[str, float]:
-    client: Any = aws.client("service-quotas", where)
-    with aws.errors(where):
+def _quotas(plan: Plan) -> dict[str, float]:
+    client: Any = aws.client("service-quotas", plan.target, plan.options.credentials)
+    with aws.errors(plan.target):
         pages = client.get_paginator("list_service_quotas").paginate(ServiceCode="sagemaker")
         quotas = [quota for page in pages for quota in page.get("Quotas", ())]
     valid = [quota for quota in quotas if {"QuotaName", "Value"} <= quota.keys()]
@@ -224,18 +224,19 @@ def _quota_start(
         limit = f"{quotas[name]:g}"
     more = "AWS does not say when instances will be free"
     if options.spot:
-        more = _spot_prices(options.training_type, plan.target)
+        more = _spot_prices(options, plan.target)
     return Start(where, options, None, f"the quota {name!r} is {limit}; {more}")
 
 
-def _spot_prices(kind: str, where: str) -> str:
+def _spot_prices(options: Options, where: str) -> str:
     """A sentence about the last prices of spot instances, or why there are none.
 
     Managed spot training takes spot instances of EC2, whose history is public:
     https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSpotPriceHistory.html
     """
+    kind = options.training_type
     name = kind.removeprefix("ml.")
-    client: Any = aws.client("ec2", where)
+    client: Any = aws.client("ec2", where, options.credentials)
     try:
         with aws.errors(where):
             pages = client.get_paginator("describe_spot_price_history").paginate(
@@ -272,7 +273,7 @@ def _plan_starts(plan: Plan) -> Iterator[Start]:
     Machines that are not sold in plans have none. Where AWS refuses to tell, that is the reason.
     """
     options: Options = replace(plan.options, training_plan="on offer")  # its cost is unknown
-    client: Any = aws.client("sagemaker", plan.target)
+    client: Any = aws.client("sagemaker", plan.target, options.credentials)
     shape = client.meta.service_model.operation_model(_SEARCH).input_shape
     if options.training_type not in shape.members["InstanceType"].enum:
         return

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from deploykit.backends.sagemaker import catalog
+from deploykit.backends.sagemaker import aws, catalog
 from deploykit.doctor.requirements import BUCKET, REGION
 from deploykit.job.decode import Bounds, Duration, Help, Pattern, Usual
 from deploykit.job.model import CHANNEL, JobSpec
@@ -28,6 +28,7 @@ IMAGE = Pattern(r"[!-~]{1,255}", "an image such as ACCOUNT.dkr.ecr.REGION.amazon
 VERSION = Pattern(r"[0-9]+\.[0-9]+\.[0-9]+", "a full version such as 2.8.0")
 PYTHON = Pattern(r"py3[0-9]{0,2}", "a Python version such as py312")
 TAG = Pattern(r"[\w\s.:/=+@-]{0,256}", "letters, digits, blanks and _.:/=+-@, at most 256")
+PROFILE = Pattern(r"[\w.@+ -]{1,128}", "the name of a profile in ~/.aws/config")
 KEY = Pattern(r"[a-zA-Z0-9:/_-]{1,2048}", "the ID, ARN or alias of a KMS key")
 S3 = Pattern(
     r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\x00-\x1f\x7f]*)?",
@@ -257,6 +258,24 @@ class Options:
         Help("Region of the job. Default: AWS_REGION, then AWS_DEFAULT_REGION.", "us-east-1"),
         REGION,
     ] = None
+    profile: Annotated[
+        str | None,
+        Help(
+            "Profile of `~/.aws/config` that sends the job, and later asks for its status, logs "
+            "and files. Default: the credentials of the environment, such as AWS_PROFILE.",
+            example="research",
+        ),
+        PROFILE,
+    ] = None
+    assume_role: Annotated[
+        str | None,
+        Help(
+            "ARN of a role that these credentials assume to send the job and to ask about it; not "
+            "the execution role, which is `role`.",
+            example="arn:aws:iam::123456789012:role/submitter",
+        ),
+        ROLE,
+    ] = None
     framework_version: Annotated[
         str | None,
         Help("PyTorch version of AWS's image, 2.0.0 to 2.8.0; this or `image_uri`.", "2.8.0"),
@@ -416,6 +435,11 @@ class Options:
     def owner(self) -> str:
         """Account that must own the buckets: `bucket_owner`, else the account of the role."""
         return self.bucket_owner or self.role.split(":")[4]
+
+    @property
+    def credentials(self) -> aws.Credentials:
+        """Those that send the job, and ask about it."""
+        return aws.Credentials(self.profile, self.assume_role)
 
     @property
     def source_is_a_channel(self) -> bool:

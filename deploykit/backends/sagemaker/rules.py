@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deploykit.backends import base as backend
-from deploykit.backends.sagemaker import catalog, request
+from deploykit.backends.sagemaker import catalog, hardware, request
 from deploykit.backends.sagemaker.options import (
     DATA_PARALLEL,
     MPIRUN,
@@ -473,7 +473,12 @@ def _instance_facts(job: JobSpec, options: Options) -> dict[str, Any]:
         types = [group.instance_type for group in groups]
     return {
         "types": types,
-        "types_with_nvme": [kind for kind in dict.fromkeys(types) if catalog.has_nvme(kind)],
+        "types_with_nvme": [kind for kind in dict.fromkeys(types) if hardware.of(kind).nvme],
+        "types_of_unknown_hardware": [
+            kind
+            for kind in dict.fromkeys(types)
+            if kind not in hardware.table() and _is_of_botocore(kind)
+        ],
         "group": training,
         "group_size": training.instance_count if training else None,
         "group_of_other_size": training is not None
@@ -489,6 +494,14 @@ def _instance_facts(job: JobSpec, options: Options) -> dict[str, Any]:
     }
 
 
+def _is_of_botocore(kind: str) -> bool:
+    """Whether the service offers the type; any other is an error of its own."""
+    try:
+        return kind in _shapes()["TrainingInstanceType"]["enum"]
+    except BackendUnavailable:
+        return False
+
+
 def _group_name_errors(wanted: str | None, names: Sequence[str]) -> list[str]:
     if not names or wanted in names:
         return []
@@ -500,14 +513,17 @@ def _group_name_errors(wanted: str | None, names: Sequence[str]) -> list[str]:
 
 def _hardware_facts(job: JobSpec, kind: str) -> dict[str, Any]:
     wanted = job.resources.gpus_per_node
-    gpus = catalog.gpus(kind) if kind else None  # None: unknown
-    has_gpu = catalog.has_gpu(kind)
+    known, has_gpu = hardware.of(kind), catalog.has_gpu(kind)
+    gpus = known.gpus
     enough = catalog.types_with_gpus(wanted)
     return {
         "gpus": gpus,
         "has_gpu": has_gpu,
         "has_neuron": catalog.has_neuron(kind),
-        "has_efa": catalog.has_efa(kind),
+        "has_efa": known.efa is True,
+        "unknown_efa": bool(kind) and known.efa is None,
+        "gpu": known.gpu,
+        "capability": ".".join(map(str, known.capability or ())),
         "without_gpus": bool(kind) and not has_gpu,
         "too_few_gpus": 0 < (gpus or 0) < wanted,
         "gpus_instead": f"gpus_per_node: {gpus}" + (f", or instance_type: {enough}" * bool(enough)),
@@ -544,6 +560,8 @@ def _version_facts(options: Options, where: str, today: dt.date) -> dict[str, An
         python = catalog.SMP_IMAGES.get(version, (None, None))[0]
     image = catalog.parse_image(options.image_uri or "")
     minor = image.minor if image else catalog.minor(version)  # empty if unknown
+    cuda = image.cuda if image else _cuda(version, smp=smp)
+    kind, type_name = hardware.of(options.training_type), options.training_type
     patched_until = catalog.PATCHED_UNTIL.get(minor)
     unpatched = patched_until is not None and patched_until < today
     return {
@@ -560,10 +578,40 @@ def _version_facts(options: Options, where: str, today: dt.date) -> dict[str, An
         "patched_until": patched_until,
         "keys_of_unpatched_images": [f"sagemaker.{'framework_version' if version else 'image_uri'}"]
         * unpatched,
-        "later_image": catalog.later_image(
-            version, where or _USUAL_REGION, options.training_type or _USUAL_TYPE
+        "key_of_the_image": f"sagemaker.{'image_uri' if image else 'framework_version'}",
+        "cuda": ".".join(map(str, cuda or ())),
+        "gpu_too_new": catalog.is_too_new(kind, minor),
+        "gpu_too_old": catalog.is_too_old(kind, cuda),
+        "gpu_may_be_too_old": catalog.may_be_too_old(kind, cuda),
+        "arm_host": kind.architecture == hardware.ARM,
+        "image_of_aws": bool(version) or image is not None,
+        "cpu_image_instead": catalog.later_image(
+            version, where or _USUAL_REGION, type_name or _USUAL_TYPE
         ),
+        "image_hint": catalog.image_hint(version, where or _USUAL_REGION, type_name or _USUAL_TYPE),
+        "patched_hint": "newer GPUs, such as those of ml.g5.12xlarge"
+        if kind.capability and kind.capability < catalog.TURING
+        else catalog.image_hint("", where or _USUAL_REGION, type_name or _USUAL_TYPE),
+        **_version_hints(type_name),
         "region_with_images": catalog.has_smp(where) if smp else catalog.account(where),
+    }
+
+
+def _cuda(version: str, *, smp: bool) -> tuple[int, int] | None:
+    """CUDA of the image that `framework_version` selects; None if that is unknown."""
+    if not smp:
+        return catalog.CUDA.get(catalog.minor(version)) if version else None
+    name = catalog.SMP_IMAGES.get(version, ("", ""))[1].removeprefix("cu")
+    return (int(name[:2]), int(name[2:])) if name else None
+
+
+def _version_hints(kind: str) -> dict[str, str]:
+    """For hints: the version to choose for a library, on a type where it can start."""
+    usual = {"smddp_version": "2.2.0", "smp_version": "2.5.1", "torchrun_version": "2.5.1"}
+    on_type = ", on a type such as ml.p4d.24xlarge"
+    return {
+        name: f"framework_version: {version}" + on_type * (not catalog.can_start(version, kind))
+        for name, version in usual.items()
     }
 
 

@@ -47,6 +47,7 @@ def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
     text = " + ".join(f"{count} x {kind}" for count, kind in machines(job, options))
     spot = ", spot" if options.spot else ""
     account, role = options.role.split(":")[4], options.role.rpartition("/")[2]
+    sent_with = str(options.credentials)
     return Plan(
         backend="sagemaker",
         target=region(options) or "",
@@ -57,7 +58,9 @@ def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
         options=options,
         bundle=bundle,
         output=request.results(rendered),
-        summary=f"sagemaker: {text}{spot}, role {role} of account {account}, {region(options)}",
+        summary=f"sagemaker: {text}{spot}, role {role} of account {account}, {region(options)}"
+        + (f", sent with {sent_with}" if sent_with else ""),
+        sent_with=sent_with,
     )
 
 
@@ -68,7 +71,7 @@ def submit(plan: Plan, folder: Path) -> Handle:
     of the same name exists; Uncertain if the service may have accepted the request but did not
     answer; BackendUnavailable, NotPermitted or TryAgain if AWS cannot be used.
     """
-    client = aws.client("sagemaker", plan.target)
+    client = aws.client("sagemaker", plan.target, plan.options.credentials)
     if plan.options.sender == "sdk":
         create = estimator.sender(plan, client)
     else:
@@ -82,6 +85,7 @@ def submit(plan: Plan, folder: Path) -> Handle:
                 raise
             _require_submitted(plan, error)
         else:
+            jobs.record(folder, created["TrainingJobArn"])
             payer = created["TrainingJobArn"].split(":")[4:5]
             if payer != [plan.options.role.split(":")[4]]:
                 where = f"runs in account {(payer or ['unknown'])[0]}, which pays for it"
@@ -92,7 +96,9 @@ def submit(plan: Plan, folder: Path) -> Handle:
 def _require_submitted(plan: Plan, error: Exception) -> None:
     """Raise unless a repeated or interrupted request has created the job of this plan."""
     try:
-        differing = jobs.differing_fields(plan.run, plan.target, json.loads(plan.text))
+        differing = jobs.differing_fields(
+            plan.run, plan.target, json.loads(plan.text), plan.options.credentials
+        )
     except DeploykitError as second:
         raise _uncertain(plan, error, "did not say whether the job exists") from second
     if differing is None:
@@ -134,13 +140,13 @@ def upload(plan: Plan) -> None:
         "Key": plan.options.code_key(plan.bundle.hash),
         "ExpectedBucketOwner": plan.options.owner,
     }
-    client = aws.client("s3", plan.target)
+    client = aws.client("s3", plan.target, plan.options.credentials)
     with aws.errors(plan.target):
-        if _stored_checksum(client, target, plan.target) != checksum:
+        if _stored_checksum(client, target, plan) != checksum:
             _put(client, target, archive, checksum)
 
 
-def _stored_checksum(client: Any, target: dict[str, str], region: str) -> str | None:
+def _stored_checksum(client: Any, target: dict[str, str], plan: Plan) -> str | None:
     """The SHA-256 that S3 stores for the object; None without object or checksum."""
     try:
         head = client.head_object(**target, ChecksumMode="ENABLED")
@@ -150,7 +156,7 @@ def _stored_checksum(client: Any, target: dict[str, str], region: str) -> str | 
             return None
         if aws.code(error) == "400":  # without a body: STS says whether the login has expired
             with contextlib.suppress(BackendUnavailable, TryAgain):
-                aws.account(region)
+                aws.account(plan.target, plan.options.credentials)
         raise
     checksum: str | None = head.get("ChecksumSHA256")
     return checksum

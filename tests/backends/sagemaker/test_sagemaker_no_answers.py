@@ -132,9 +132,9 @@ def timeouts(monkeypatch):
     """The time-outs of the next clients of SageMaker; later ones wait for a minute."""
     original, seconds = clients.client, []
 
-    def client(service, region, **_):
+    def client(service, region, *credentials, **_):
         first = seconds.pop(0) if service == "sagemaker" and seconds else 60
-        return original(service, region, attempts=1, timeout=first)
+        return original(service, region, *credentials, attempts=1, timeout=first)
 
     monkeypatch.setattr("botocore.endpoint.time.sleep", lambda _: None)
     monkeypatch.setattr(clients, "client", client)
