@@ -43,7 +43,7 @@ def test_the_page_of_a_sweep(searched, sweep):
         "s finished",
         "10 of 10 trials on plain: 10 succeeded",
         f"The best is trial {best['trial']}, loss {best['value']:.6g}",
-        "It has cost 200.00 USD.",
+        "Cost so far: 200.00 USD.",
         "deploykit sweep best s --write best.yaml",
         "PED-ANOVA",
         "Each line is a successful trial",
@@ -82,7 +82,7 @@ def test_repeated_trials_are_set_beside_the_best(write, sweep):
     sweep("start", "--sweep", "s")
     sweep("report")
     found = checked("report-s.html").text
-    assert "beside the best" in found
+    assert "compared with the best" in found
     assert "may be as good" in found
     assert "it takes 10 trials" not in found  # one parameter has no importance
 
