@@ -14,7 +14,7 @@ from deploykit.job import file as jobfile
 from deploykit.job.decode import Plain, decode
 from deploykit.job.file import Draft, Overrides
 from deploykit.job.spelling import did_you_mean
-from deploykit.lib.errors import JobFileError, UsageError
+from deploykit.lib.errors import JobFileError, NotFound, UsageError
 from deploykit.lib.problem import Problem
 from deploykit.sweep import space
 from deploykit.sweep.model import Parameter, Sweep
@@ -37,6 +37,9 @@ class SweepFile(NamedTuple):
 
 def read(path: Path, overrides: Overrides = ()) -> SweepFile:
     """Read a sweep file. Raises NotFound, or JobFileError with every problem."""
+    if not path.exists():
+        hint = "name one, or search a grid: --grid lr=0.1,0.01 --metric loss"
+        raise NotFound(f"the sweep file {path} does not exist", hint=hint)
     draft = jobfile.override(Draft(path, *jobfile.parse(path)), overrides)
     return _load(path, draft.data, draft.lines, path.absolute().parent)
 

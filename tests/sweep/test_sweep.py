@@ -333,9 +333,9 @@ def test_a_variable_of_the_launcher_is_refused(write, sweep):
     [
         ([], 64, "an action is required"),
         (["strat"], 64, "did you mean 'start'?"),
-        (["nope.yaml"], 66, "cannot read the job file nope.yaml"),
+        (["nope.yaml"], 66, "the sweep file nope.yaml does not exist"),
         (["--grid", "lr=1"], 64, "--grid requires --metric"),
-        (["start"], 66, "cannot read the job file sweep.yaml"),
+        (["start"], 66, "the sweep file sweep.yaml does not exist"),
         (["start", "--grid", "lr=1"], 64, "--grid requires --metric"),
         (["start", "x.yaml", "--grid", "lr=1", "--metric", "m"], 64, "cannot be used together"),
         (["status", "--grid", "lr=1"], 64, "--grid applies only to `deploykit sweep start`"),
