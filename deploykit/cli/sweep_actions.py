@@ -162,7 +162,7 @@ def status(args: argparse.Namespace) -> int:
             one.state,
             "-" if one.value is None else f"{one.value:.6g}",
             one.runs[-1].run if one.runs else "-",
-            sweep_watch.settings(one),
+            sweep_watch.settings(sweep.record, one),
             one.reason,
         ]
         for one in sweep.trials

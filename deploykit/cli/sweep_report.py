@@ -153,7 +153,7 @@ def _trials(one: SweepSummary) -> list[list[str | tuple[str, bool]]]:
 def _result(sweep: SweepSummary, one: TrialSummary) -> list[str | tuple[str, bool]]:
     value = "" if one.value is None else f"{one.value:.6g}"
     values = [
-        report.brief(limits, one.values[name]) if name in one.values else ""
+        space.brief(limits, one.values[name]) if name in one.values else ""
         for name, limits in sweep.record.sweep.parameters.items()
     ]
     return [str(one.number), (value, one is sweep.best), *values]

@@ -14,7 +14,7 @@ from deploykit.observe.metrics.progress import Progress
 from deploykit.run.metrics import RunMetrics, logs_are_here
 from deploykit.run.registry import Run
 from deploykit.run.watch import LOGS_AGAIN
-from deploykit.sweep import summary
+from deploykit.sweep import space, summary
 from deploykit.sweep.folder import SweepRecord
 from deploykit.sweep.summary import SweepSummary, TrialSummary
 
@@ -31,7 +31,7 @@ _HEADINGS = ("trial", "state", "at", "left", "loss", "parameters", "")
 class _Going:
     """A run of an unfinished trial, and its progress."""
 
-    sweep: str
+    sweep: SweepRecord
     trial: TrialSummary
     row: Run
     progress: Progress
@@ -72,7 +72,7 @@ class _Watch:
             {row.run for _, row in open_runs} if whole else self._due([row for _, row in open_runs])
         )
         going = [
-            _Going(self._record.id, trial, row, self._progress(row, row.run in due))
+            _Going(self._record, trial, row, self._progress(row, row.run in due))
             for trial, row in open_runs
         ]
         return _View(sweep, going)
@@ -149,8 +149,12 @@ def _lines(view: _View) -> Iterator[str]:
     ended = [one for one in view.sweep.trials if one.state != "running"][-_NEWEST:]
     if ended:
         yield ""
-        metric = view.sweep.record.sweep.objective.metric
-        rows = [("ended", "state", metric, "parameters"), *map(_ended, reversed(ended))]
+        record = view.sweep.record
+        metric = record.sweep.objective.metric
+        rows = [
+            ("ended", "state", metric, "parameters"),
+            *(_ended(record, one) for one in reversed(ended)),
+        ]
         yield from describe.columns(rows)
 
 
@@ -165,19 +169,19 @@ def _head(view: _View) -> Iterator[str]:
 def _cells(one: _Going) -> tuple[str, ...]:
     progress = one.progress
     return (
-        one.row.run.removeprefix(one.sweep).removeprefix("-"),
+        one.row.run.removeprefix(one.sweep.id).removeprefix("-"),
         one.row.state,
         watch_lines.far(progress),
         "-" if progress.left is None else units.span(progress.left),
         "-" if progress.loss is None else f"{progress.loss:.4g}",
-        settings(one.trial),
+        settings(one.sweep, one.trial),
         describe.sparkline(progress.curve, _CURVE),
     )
 
 
-def _ended(one: TrialSummary) -> tuple[str, ...]:
+def _ended(record: SweepRecord, one: TrialSummary) -> tuple[str, ...]:
     value = "-" if one.value is None else f"{one.value:.6g}"
-    return (str(one.number), one.state, value, settings(one))
+    return (str(one.number), one.state, value, settings(record, one))
 
 
 def _data(view: _View) -> dict[str, Any]:
@@ -204,13 +208,15 @@ def lines(sweep: SweepSummary) -> Iterator[str]:
         yield f"  cost    {sweep.cost}{f' of {cap}' if cap else ''}"
     if sweep.best is not None:
         metric, best = sweep.record.sweep.objective.metric, sweep.best
-        yield f"  best    trial {best.number}: {metric} {best.value:.6g} ({settings(best)})"
+        values = settings(sweep.record, best)
+        yield f"  best    trial {best.number}: {metric} {best.value:.6g} ({values})"
         yield from spread(sweep)
 
 
-def settings(one: TrialSummary) -> str:
-    """The values of a trial: ``lr=0.1 layers=2``."""
-    return " ".join(f"{name}={value}" for name, value in one.values.items())
+def settings(record: SweepRecord, one: TrialSummary) -> str:
+    """The values of a trial, rounded: ``lr=0.1 layers=2``."""
+    known = record.sweep.parameters
+    return " ".join(f"{name}={space.brief(known[name], it)}" for name, it in one.values.items())
 
 
 def spread(sweep: SweepSummary) -> Iterator[str]:

@@ -189,7 +189,10 @@ class Controller:
         charged = self.budget.committed(rows)
         self._ended += charged
         live.keep_cost(trial_job.total(rows), charged)
-        settings = " ".join(f"{name}={value}" for name, value in live.values.items())
+        known = self.record.sweep.parameters
+        settings = " ".join(
+            f"{name}={space.brief(known[name], it)}" for name, it in live.values.items()
+        )
         end = live.tell(self.study)
         self.tell(f"trial {live.number}: {end} ({settings})")
 

@@ -135,13 +135,10 @@ def _slice(sweep: SweepSummary, name: str, limits: Parameter) -> Chart:
     return Chart(title, name, curves, names=limits.choice or (), logarithmic=limits.log)
 
 
-def brief(one: Parameter, value: str) -> str:
-    """A number in at most six digits; a choice as written."""
-    return value if one.choice is not None else f"{float(value):.6g}"
-
-
 def _label(one: TrialSummary, sweep: Sweep) -> str:
-    values = (f"{name} {brief(sweep.parameters[name], it)}" for name, it in one.values.items())
+    values = (
+        f"{name} {space.brief(sweep.parameters[name], it)}" for name, it in one.values.items()
+    )
     text = f"trial {one.number}: {sweep.objective.metric} {one.value or 0.0:.6g}"
     return ", ".join([text, *values])[:_MAX_LABEL]
 

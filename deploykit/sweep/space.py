@@ -140,3 +140,8 @@ def shown(one: Parameter, value: float | str) -> str:
     if isinstance(value, str) or one.range is None or one.step is None:
         return text(value)
     return grid_value(one, round((value - float(one.range[0])) / float(one.step)))
+
+
+def brief(one: Parameter, value: str) -> str:
+    """A number in at most six digits; a choice as written."""
+    return value if one.choice is not None else f"{float(value):.6g}"
