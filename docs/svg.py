@@ -55,6 +55,15 @@ class Picture:
         x, y = map(_number, at)
         self._parts.append(f'<text class="{style}" x="{x}" y="{y}">{escape(text)}</text>')
 
+    def colored(self, at: Point, parts: Sequence[tuple[str, str]], style: str) -> None:
+        """One line of text in parts, each with its color, or without one that of the style."""
+        x, y = map(_number, at)
+        spans = "".join(
+            f'<tspan style="fill:{color}">{escape(text)}</tspan>' if color else escape(text)
+            for text, color in parts
+        )
+        self._parts.append(f'<text class="{style}" x="{x}" y="{y}">{spans}</text>')
+
     def box(self, at: Point, size: Point, lines: Sequence[str], style: str = "plain") -> None:
         """A rectangle with a title and smaller lines below it, centered."""
         self.rect(at, size, style)

@@ -2,7 +2,7 @@
 # Each task is a run of its own, with its own folder and batch script.
 task=$SLURM_ARRAY_TASK_ID
 run_folder=$(readlink "$ARRAY_FOLDER/tasks/$task") || exit 78
-if [ ! -d "$run_folder/source" ]; then # an attempt that ended while it copied has left a part
+if [ ! -d "$run_folder/source" ]; then # an interrupted attempt may have left a partial copy
     (
         umask 077
         cd "$run_folder" && mkdir -p output checkpoints exit_records && : >> rendezvous.json &&

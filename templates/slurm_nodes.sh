@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Each node has a step of its own, so that a node that is lost does not end the others. Its launcher
-# is started again where Slurm allows it. The launchers agree on when the job is over, in `over`.
+# Each node has its own step, so a lost node does not end the others. The loop restarts its
+# launcher as soon as Slurm allows it. The launchers record in `over` when the job has ended.
 export DEPLOYKIT_NODE_LIST="$SLURM_JOB_NODELIST"
 over="$DEPLOYKIT_RUN_DIR/members/${SLURM_RESTART_COUNT:-0}/over"
 run_node() {

@@ -130,7 +130,7 @@ def test_the_wanted_steps_alone_are_recorded(nsys, project, tmp_path, capsys):
     words = ["--set", f"env.NSYS_STAND_IN_RANGE={calls}", "--wait"]
     assert submit("--profile", "nsys:3:5", *words) == 0
     shown = "".join(capsys.readouterr())
-    assert "warning: argument --profile: nsys sees steps through CUDA only" in shown
+    assert "warning: argument --profile: nsys can record single steps only with CUDA" in shown
     assert "[rank 0] deploykit: profiled steps 3 to 5: " in shown
     assert "the program goes on" in shown
     told = {file.name.partition("-")[0]: file.read_text() for file in calls.iterdir()}
@@ -149,7 +149,9 @@ def test_two_ranks_have_two_reports_and_no_gpu_none_of_steps(nsys, project, caps
     words = ["submit", "--backend", "local", "--wait", "--set", "env.NSYS_STAND_IN_RANGE=/nowhere"]
     assert cli.main([*words, "--profile", "nsys:3:5"]) == 0
     shown = "".join(capsys.readouterr())
-    assert "deploykit: no profile: RuntimeError('nsys sees steps through CUDA only" in shown
+    assert (
+        "deploykit: no profile: RuntimeError('nsys can record single steps only with CUDA" in shown
+    )
     assert "[rank 0] deploykit: no profile: nsys exited with code 0, no report" in shown
 
 

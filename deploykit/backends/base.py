@@ -152,7 +152,7 @@ class RemoteFile(NamedTuple):
 
 
 class Capabilities(Backend, Protocol):
-    """The table of what a backend may define beyond the contract. None of it is required.
+    """Optional functions of a backend, beyond the contract.
 
     A backend offers a capability by defining its function; `offers` and `require` look for it.
     Functions that stand together under one heading are defined together.
@@ -349,7 +349,7 @@ REQUESTED = {
 
 
 def offers(engine: Backend, name: str) -> TypeGuard[Capabilities]:
-    """Whether a backend defines the member `name` of `Capabilities`."""
+    """Return whether a backend defines the member `name` of `Capabilities`."""
     if not hasattr(Capabilities, name):
         raise AttributeError(f"Capabilities has no member {name!r}")
     return hasattr(engine, name)
@@ -489,7 +489,7 @@ def check_ranks(job: JobSpec) -> Iterator[Problem]:
     """
     ranks, gpus = job.resources.processes, job.resources.gpus_per_node
     if job.retries and job.entrypoint.launcher == "python":
-        message = "torchrun restarts ranks, and `launcher: python` starts the script without it"
+        message = "requires torchrun, and `launcher: python` starts the script without it"
         hint = "remove it; on Slurm, slurm.restarts.error restarts the job"
         yield Problem("retries", message, hint)
     if 0 < gpus < ranks:
@@ -497,12 +497,12 @@ def check_ranks(job: JobSpec) -> Iterator[Problem]:
         path = "resources.processes_per_node"
         yield Problem(path, message, f"processes_per_node: {gpus}", severity="warning")
     if (job.profile or "").startswith("nsys:") and not gpus:
-        message = "nsys sees steps through CUDA only, and the job requests no GPU"
+        message = "nsys can record single steps only with CUDA, and the job requests no GPU"
         yield Problem("profile", message, "nsys, to profile the whole run", severity="warning")
 
 
 def missing_data(job: JobSpec) -> Iterator[Problem]:
-    """The folders of `data` that this machine does not have."""
+    """Yield a problem for each folder of `data` that does not exist on this machine."""
     for name, location in job.data.items():
         if not paths.is_address(location) and not os.path.exists(location):  # noqa: PTH110 - too long
             message = f"{location} was not found on this machine"

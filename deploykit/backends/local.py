@@ -71,7 +71,7 @@ class Options:
     ] = None
     price: Annotated[
         str | None,
-        Help("What an hour of this machine costs, if it is rented. Default: nothing.", "2.50 USD"),
+        Help("Price of this machine per hour, if it is rented. Default: nothing.", "2.50 USD"),
         MONEY,
     ] = None
 
@@ -99,7 +99,7 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     yield from backend.check_ranks(job)
     wants_nsys = (job.profile or "").startswith("nsys") and job.environment is None
     if wants_nsys and shutil.which("nsys", path=job.env.get("PATH")) is None:
-        hint = "install Nsight Systems, or torch:20:25, which PyTorch's own profiler records"
+        hint = "install Nsight Systems, or use torch:20:25, PyTorch's own profiler"
         yield Problem("profile", "nsys is not on PATH", hint)
     yield from _check_machine(job)
     for name in ("cpus_per_node", "memory"):

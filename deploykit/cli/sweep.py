@@ -3,14 +3,14 @@
 deploykit sweep sweep.yaml                   start, and follow until all trials have ended
 deploykit sweep --grid lr=0.1,0.01 --metric loss     a grid over job.yaml, without a file
 deploykit sweep sweep.yaml -- --epochs 3     with arguments for the script of every trial
-deploykit sweep sweep.yaml --dry-run         show the worst case cost and a trial, start nothing
+deploykit sweep sweep.yaml --dry-run         show the maximum cost and one trial; start nothing
 deploykit sweep status [SWEEP]               show its trials; `list` shows all sweeps
 deploykit sweep stop [SWEEP]                 cancel its runs
 deploykit sweep resume [SWEEP]               continue after `stop`, Ctrl-C or a crash
-deploykit sweep best [SWEEP] --write best.yaml
+deploykit sweep best [SWEEP] --write best.yaml       a job file with the best parameters
 deploykit sweep report [SWEEP]               one HTML file; `watch` shows a sweep live
 
-Ctrl-C stops the controller but no run. No trial is ever started twice.
+Ctrl-C stops the controller, but not the runs. No trial is ever started twice.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ONLY = {
     ("report",): ("output", "force"),
     ("watch",): ("once", "interval"),
 }
-"""Options that only some of the actions take."""
+"""Options of certain actions only."""
 _FILES = {".yaml", ".yml", ".toml"}
 
 
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--detach", action="store_true", help="start, resume: run the controller in the background"
     )
     parser.add_argument(
-        "--write", type=Path, metavar="FILE", help="best: write a job file with its values"
+        "--write", type=Path, metavar="FILE", help="best: write a job file with the best parameters"
     )
     parser.add_argument(
         *("-o", "--output"), type=Path, metavar="FILE", help="report: default report-SWEEP.html"
@@ -80,7 +80,9 @@ def _add_for_start(parser: argparse.ArgumentParser) -> None:
         "--job", metavar="FILE|SCRIPT", help="start: the job of each trial (default: the file's)"
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="start: show cost and a trial, and start nothing"
+        "--dry-run",
+        action="store_true",
+        help="start: show the maximum cost and one trial; start nothing",
     )
     parser.add_argument("--metric", metavar="NAME", help="start: the metric to minimize")
     parser.add_argument(
@@ -110,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _chosen(args: argparse.Namespace) -> tuple[str, str | None]:
-    """The action and what it acts on; `start` for a sweep file or a grid. Raises UsageError."""
+    """Return the action and its object; `start` for a sweep file or a grid. Raises UsageError."""
     action: str | None = args.action
     if action in _ACTIONS:
         return action, args.name
@@ -131,4 +133,4 @@ def _refuse_others(args: argparse.Namespace) -> None:
             if args.action not in actions and getattr(args, name) not in (None, False, []):
                 known = " and ".join(f"`deploykit sweep {action}`" for action in actions)
                 option = "an argument after `--`" if name == "arguments" else f"--{name}"
-                raise UsageError(f"{option.replace('_', '-')} is for {known}")
+                raise UsageError(f"{option.replace('_', '-')} applies only to {known}")

@@ -1,4 +1,4 @@
-"""What `sweep` does: each action is a function of the command line. Imports Optuna."""
+"""The actions of `sweep`, each a function of the command line. Imports Optuna."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from deploykit.sweep.summary import SweepSummary
 from deploykit.sweep.trial_job import Defined, Request
 
 INTERVAL, SHORTEST = 2.0, 0.5
-"""Seconds between two looks of `watch`: by default, and at least."""
+"""Seconds between two updates of `watch`: default and minimum."""
 _AGAIN = 0.2
-"""Seconds between two attempts to take over from a controller that ends."""
+"""Seconds between two attempts to take over from a controller that is ending."""
 
 
 def start(args: argparse.Namespace) -> int:
@@ -41,16 +41,18 @@ def start(args: argparse.Namespace) -> int:
 
 
 def _note_cost(defined: Defined) -> None:
-    """Note what the sweep may cost, where something is billed, and how to bound that."""
+    """Print the maximum cost of the sweep, if it is billed, and how to limit it."""
     sweep = defined.record.sweep
     cost = trial_job.worst_cost(sweep, defined.base)
     if cost is None:
         return
     output.note(cost)
     if sweep.max_cost is None:
-        output.note("  `max_cost` in the sweep file bounds what all trials together may cost")
+        output.note("  `max_cost` in the sweep file limits the total cost of all trials")
     if backend.offers(backend.find(defined.base.backend), "refresh_prices"):
-        output.note("  `deploykit infra` sets up a budget of the account that alerts by email")
+        output.note(
+            "  `deploykit infra` creates a budget for the account that sends alerts by email"
+        )
 
 
 def _show_plan(defined: Defined, *, as_json: bool) -> int:
@@ -71,7 +73,7 @@ def _show_plan(defined: Defined, *, as_json: bool) -> int:
             }
         )
         return 0
-    output.note(f"{trials} trials on {plan.backend}, {sweep.parallel} at a time; the first:")
+    output.note(f"{trials} trials on {plan.backend}, {sweep.parallel} at a time; first trial:")
     output.block(plan.text)
     return 0
 
@@ -107,12 +109,12 @@ def _control(record: SweepRecord, args: argparse.Namespace) -> int:
     try:
         _follow(record)
     except KeyboardInterrupt:
-        output.note(f"its runs continue; `{go_on}` continues the sweep")
+        output.note(f"the runs continue; `{go_on}` resumes the sweep")
         raise
     except TryAgain:
         raise
     except DeploykitError as error:
-        error.hint = "\n".join(filter(None, [error.hint, f"then `{go_on}` continues the sweep"]))
+        error.hint = "\n".join(filter(None, [error.hint, f"then resume the sweep: {go_on}"]))
         raise
     return _end(record, as_json=args.json)
 
@@ -125,7 +127,7 @@ def _follow(record: SweepRecord) -> None:
 
 
 def _end(record: SweepRecord, *, as_json: bool) -> int:
-    """Show a sweep that is no longer controlled; whether a trial has succeeded."""
+    """Show a sweep after its controller ended. Return the exit code."""
     sweep = summary.of(record)
     if as_json:
         output.emit(sweep.data())
@@ -144,7 +146,7 @@ def _detach(record: SweepRecord, *, as_json: bool) -> int:
     if as_json:
         output.emit({"sweep": record.id, "log": str(log)})
     else:
-        output.say(f"{record.id}: controlled in the background; its log is {log}")
+        output.say(f"{record.id}: running in the background; log: {log}")
     return 0
 
 
@@ -160,7 +162,7 @@ def status(args: argparse.Namespace) -> int:
             one.state,
             "-" if one.value is None else f"{one.value:.6g}",
             one.runs[-1].run if one.runs else "-",
-            sweep_watch.settings(one),
+            sweep_watch.settings(sweep.record, one),
             one.reason,
         ]
         for one in sweep.trials
@@ -193,7 +195,7 @@ def stop(args: argparse.Namespace) -> int:
     record.ask_to_stop()
     while True:
         try:
-            _follow(record)  # cancels what is left, and returns
+            _follow(record)  # cancels the remaining runs, and returns
             return _end(record, as_json=args.json)
         except TryAgain:  # its controller does that
             time.sleep(_AGAIN)
@@ -236,7 +238,7 @@ def watch(args: argparse.Namespace) -> int:
 
 
 def _write(record: SweepRecord, values: space.Values, path: Path) -> None:
-    """Write the job file of the sweep with the values of a trial. Raises UsageError, NotFound."""
+    """Write the sweep's job file with a trial's values. Raises UsageError, NotFound."""
     passed = space.passed(record.sweep.parameters, values)
     overrides: list[str | tuple[str, str]] = list(record.overrides)
     overrides += [(f"env.{name}", one) for name, one in passed.env.items()]

@@ -1,4 +1,4 @@
-"""Values for sweep.html.j2, the page of a sweep's report."""
+"""Values for sweep.html.j2, the report of a sweep."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from deploykit.sweep.report import SweepReport
 from deploykit.sweep.summary import SweepSummary, TrialSummary
 
 MAX_TRIALS = 300
-"""In the table: the best, then the others."""
+"""Maximum number of trials in the table, best first."""
 _FACTS = ("state", "cost", "run", "reason")
 
 
 def write(record: SweepRecord, path: Path | None, *, force: bool, as_json: bool) -> int:
-    """Write the page, and print where it is. Raises UsageError where it cannot be written."""
+    """Write the report, and print its path. Raises UsageError if it cannot be written."""
     path = path or Path(f"report-{record.id}.html")
     saved = report_page.save(path, document(report.of(record)), force=force)
     if as_json:
@@ -33,7 +33,7 @@ def write(record: SweepRecord, path: Path | None, *, force: bool, as_json: bool)
 
 
 def document(content: SweepReport) -> str:
-    """The page: with a table of many trials if it fits, else without one."""
+    """Render the report, without the table of trials if it would be too large."""
     values = _values(content)
     trials = _trials(content.summary)
     return report_page.rendered(
@@ -42,7 +42,7 @@ def document(content: SweepReport) -> str:
 
 
 def _values(content: SweepReport) -> dict[str, Any]:
-    """What the page says but for the table of trials."""
+    """The content of the report, except for the table of trials."""
     one, sweep = content.summary, content.summary.record.sweep
     title = "parameters and objective of each trial"
     return {
@@ -73,7 +73,7 @@ def _values(content: SweepReport) -> dict[str, Any]:
 
 
 def _sentence(one: SweepSummary) -> str:
-    """The sweep in a few sentences: how far it is, what is best, what it has cost."""
+    """Summarize the progress, the best trial and the cost in a few sentences."""
     counts = ", ".join(f"{count} {state}" for state, count in sorted(one.counts.items()))
     of_them = f": {counts}" if counts else ""
     parts = [f"{len(one.trials)} of {one.total} trials on {one.record.backend}{of_them}"]
@@ -82,7 +82,7 @@ def _sentence(one: SweepSummary) -> str:
         parts.append(f"The best is trial {one.best.number}, {metric} {one.best.value:.6g}")
     if one.cost is not None:
         cap = one.record.sweep.max_cost
-        parts.append(f"It has cost {one.cost}{f' of at most {cap}' if cap else ''}")
+        parts.append(f"Cost so far: {one.cost}{f' of at most {cap}' if cap else ''}")
     return ". ".join(parts) + "."
 
 
@@ -95,7 +95,7 @@ def _best(one: SweepSummary) -> list[tuple[str, str]]:
 
 
 def _link(row: Run) -> str:
-    """The id of a run, as a link to its folder if that exists."""
+    """Link the id of a run to its folder, if that exists."""
     if not Path(row.folder).is_dir():
         return row.run
     link: str = render.macros("report/parts.html.j2").link(Path(row.folder).as_uri(), row.run)
@@ -103,7 +103,7 @@ def _link(row: Run) -> str:
 
 
 def _tiles(one: SweepSummary) -> list[tuple[str, str]]:
-    """The numbers that people look for first; without a value where one is not known."""
+    """The key numbers; empty if unknown."""
     metric, best = one.record.sweep.objective.metric, one.best
     return [
         (f"best {metric}", "" if best is None else charts.short(best.value or 0.0, 4)),
@@ -115,7 +115,7 @@ def _tiles(one: SweepSummary) -> list[tuple[str, str]]:
 
 
 def _repeats(one: SweepSummary) -> Iterator[list[str]]:
-    """Mean, deviation and interval of each repeated trial, the best first."""
+    """Yield mean, deviation and interval of each repeated trial, best first."""
     near = {*one.not_clearly_worse}
     for trial in one.ranked:
         if (spread := trial.spread) is not None:
@@ -133,7 +133,7 @@ def _money(one: SweepSummary) -> list[tuple[str, str]]:
 
 
 def _costs(one: SweepSummary) -> Iterator[list[str]]:
-    """State, number and cost of trials; nothing without a price."""
+    """Yield the number and cost of trials by state; nothing without a price."""
     if one.cost is None:
         return
     for state, count in sorted(one.counts.items()):
@@ -143,7 +143,7 @@ def _costs(one: SweepSummary) -> Iterator[list[str]]:
 
 
 def _trials(one: SweepSummary) -> list[list[str | tuple[str, bool]]]:
-    """The best trials first, then the others."""
+    """List the successful trials, best first, then the others."""
     ranked = one.ranked
     numbers = {trial.number for trial in ranked}
     others = (trial for trial in one.trials if trial.number not in numbers)
@@ -153,7 +153,7 @@ def _trials(one: SweepSummary) -> list[list[str | tuple[str, bool]]]:
 def _result(sweep: SweepSummary, one: TrialSummary) -> list[str | tuple[str, bool]]:
     value = "" if one.value is None else f"{one.value:.6g}"
     values = [
-        report.brief(limits, one.values[name]) if name in one.values else ""
+        space.brief(limits, one.values[name]) if name in one.values else ""
         for name, limits in sweep.record.sweep.parameters.items()
     ]
     return [str(one.number), (value, one is sweep.best), *values]
@@ -179,7 +179,7 @@ def _definition(one: SweepSummary) -> list[tuple[str, str]]:
 
 
 def _limits(one: Parameter) -> str:
-    """The values that a parameter may have, and when it has any."""
+    """Describe a parameter's values and conditions."""
     if one.choice is not None:
         values = ", ".join(one.choice)
     else:

@@ -1,37 +1,37 @@
-"""The page of `sweep watch`: the sweep, the runs of its open trials, and the newest results."""
+"""The page of `sweep watch`: the sweep, the runs of unfinished trials, and the newest results."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deploykit.cli import describe, output
+from deploykit.cli import describe, output, watch_lines
 from deploykit.job.model import State
-from deploykit.lib import terminal, units
+from deploykit.lib import units
 from deploykit.observe.metrics.progress import Progress
 from deploykit.run.metrics import RunMetrics, logs_are_here
 from deploykit.run.registry import Run
 from deploykit.run.watch import LOGS_AGAIN
-from deploykit.sweep import summary
+from deploykit.sweep import space, summary
 from deploykit.sweep.folder import SweepRecord
 from deploykit.sweep.summary import SweepSummary, TrialSummary
 
 _MOST = 1 << 20
-"""Bytes at the end of each log that are read at first."""
-_CURVE = 12
-"""Columns of the curve of the loss."""
+"""Bytes at the end of each log that are read first."""
+_CURVE, _GAUGE = 12, 40
+"""Columns of the curve of the loss, and of the bar of the trials."""
 _NEWEST = 8
-"""Trials that have ended which are shown."""
-_HEADINGS = ("trial", "run", "state", "at", "left", "loss", "", "parameters")
-_FOOTER = "Ctrl-C closes this page; the sweep continues"
+"""Number of ended trials that are shown."""
+_HEADINGS = ("trial", "state", "at", "left", "loss", "parameters", "")
 
 
 @dataclass(frozen=True)
 class _Going:
-    """A run of an open trial, and how far it is."""
+    """A run of an unfinished trial, and its progress."""
 
+    sweep: SweepRecord
     trial: TrialSummary
     row: Run
     progress: Progress
@@ -51,7 +51,7 @@ class _View:
 
 
 class _Watch:
-    """Looks at a sweep again and again; of each log only what is new is read."""
+    """Queries a sweep again and again, and reads only the new lines of each log."""
 
     def __init__(self, record: SweepRecord) -> None:
         self._record = record
@@ -59,7 +59,7 @@ class _Watch:
         self._fetched: dict[str, float] = {}
 
     def look(self, *, whole: bool) -> _View:
-        """The sweep now. Of logs on another machine one is read in each look, or all (`whole`)."""
+        """Return the sweep now. Reads one log on another machine each time, or all if `whole`."""
         sweep = summary.of(self._record)
         open_runs = [
             (trial, row)
@@ -72,12 +72,13 @@ class _Watch:
             {row.run for _, row in open_runs} if whole else self._due([row for _, row in open_runs])
         )
         going = [
-            _Going(trial, row, self._progress(row, row.run in due)) for trial, row in open_runs
+            _Going(self._record, trial, row, self._progress(row, row.run in due))
+            for trial, row in open_runs
         ]
         return _View(sweep, going)
 
     def _due(self, rows: list[Run]) -> set[str]:
-        """The run whose log on another machine was read longest ago, after a while."""
+        """The run whose log on another machine was read longest ago, if that was a while ago."""
         away = [row.run for row in rows if not logs_are_here(row)]
         oldest = min(away, key=lambda run: self._fetched.get(run, 0.0), default=None)
         if oldest is None or time.monotonic() < self._fetched.get(oldest, -LOGS_AGAIN) + LOGS_AGAIN:
@@ -92,6 +93,37 @@ class _Watch:
         return reader.progress()
 
 
+class _Page:
+    """What `watch_live` shows of a sweep."""
+
+    afterwards = "the sweep continues"
+
+    def __init__(self, watch: _Watch, view: _View) -> None:
+        self._watch, self.view = watch, view
+
+    @property
+    def title(self) -> str:
+        return f"sweep {self.view.sweep.record.id}"
+
+    @property
+    def rows(self) -> Sequence[Run]:
+        return [one.row for one in self.view.going]
+
+    @property
+    def first(self) -> int:
+        return len(list(_head(self.view))) + 2  # after a blank line and the headings
+
+    @property
+    def final(self) -> bool:
+        return self.view.over
+
+    def lines(self, width: int) -> list[str]:  # noqa: ARG002 - the page cuts long lines
+        return list(_lines(self.view))
+
+    def look(self) -> None:
+        self.view = self._watch.look(whole=False)
+
+
 def show(record: SweepRecord, interval: float | None, *, as_json: bool) -> int:
     """Show a sweep once, or with an `interval` in seconds until it has ended."""
     watch = _Watch(record)
@@ -100,67 +132,60 @@ def show(record: SweepRecord, interval: float | None, *, as_json: bool) -> int:
         output.emit(_data(view))
         return 0
     if interval is not None and not view.over:
-        view = _live(watch, view, interval)
+        from deploykit.cli import watch_live  # rich, only on a terminal
+
+        page = _Page(watch, view)
+        watch_live.show(page, interval)
+        view = page.view
     output.say(*_lines(view))
     return 0
 
 
-def _live(watch: _Watch, view: _View, interval: float) -> _View:
-    """Draw the page until the sweep has ended; the last view, to be printed."""
-    from rich.console import Console, Group
-    from rich.live import Live
-    from rich.text import Text
-
-    console = Console()
-
-    def page() -> Group:
-        lines = [terminal.line(line) for line in _lines(view)]
-        shown = lines[: max(1, console.height - 2)]
-        texts = [Text(line, no_wrap=True, overflow="ellipsis") for line in shown]
-        return Group(*texts, Text(""), Text(_FOOTER, style="dim"))
-
-    with Live(page(), console=console, screen=True, auto_refresh=False) as live:
-        while not view.over:
-            live.update(page(), refresh=True)
-            time.sleep(interval)
-            view = watch.look(whole=False)
-    return view
-
-
 def _lines(view: _View) -> Iterator[str]:
-    yield from lines(view.sweep)
+    yield from _head(view)
     if view.going:
         yield ""
         yield from describe.columns([_HEADINGS, *map(_cells, view.going)])
     ended = [one for one in view.sweep.trials if one.state != "running"][-_NEWEST:]
     if ended:
         yield ""
-        metric = view.sweep.record.sweep.objective.metric
-        rows = [("ended", "state", metric, "parameters"), *map(_ended, reversed(ended))]
+        record = view.sweep.record
+        metric = record.sweep.objective.metric
+        rows = [
+            ("ended", "state", metric, "parameters"),
+            *(_ended(record, one) for one in reversed(ended)),
+        ]
         yield from describe.columns(rows)
 
 
+def _head(view: _View) -> Iterator[str]:
+    state, *others = lines(view.sweep)
+    ended = sum(one.state != "running" for one in view.sweep.trials) / max(1, view.sweep.total)
+    yield state
+    yield f"  done    {describe.gauge(ended, _GAUGE)} {ended:.0%}"
+    yield from others
+
+
 def _cells(one: _Going) -> tuple[str, ...]:
-    far = one.progress
+    progress = one.progress
     return (
-        str(one.trial.number),
-        one.row.run,
+        one.row.run.removeprefix(one.sweep.id).removeprefix("-"),
         one.row.state,
-        (describe.position(far) or ["-"])[0],
-        "-" if far.left is None else units.span(far.left),
-        "-" if far.loss is None else f"{far.loss:.4g}",
-        describe.sparkline(far.curve, _CURVE),
-        settings(one.trial),
+        watch_lines.far(progress),
+        "-" if progress.left is None else units.span(progress.left),
+        "-" if progress.loss is None else f"{progress.loss:.4g}",
+        settings(one.sweep, one.trial),
+        describe.sparkline(progress.curve, _CURVE),
     )
 
 
-def _ended(one: TrialSummary) -> tuple[str, ...]:
+def _ended(record: SweepRecord, one: TrialSummary) -> tuple[str, ...]:
     value = "-" if one.value is None else f"{one.value:.6g}"
-    return (str(one.number), one.state, value, settings(one))
+    return (str(one.number), one.state, value, settings(record, one))
 
 
 def _data(view: _View) -> dict[str, Any]:
-    """What `sweep status --json` has, and how far the runs of open trials are."""
+    """What `sweep status --json` prints, and the progress of the runs of unfinished trials."""
     going = [
         {
             "trial": one.trial.number,
@@ -174,7 +199,7 @@ def _data(view: _View) -> dict[str, Any]:
 
 
 def lines(sweep: SweepSummary) -> Iterator[str]:
-    """The state of a sweep: its trials, its cost, the best of it."""
+    """The state of a sweep: its trials, its cost, the best trial."""
     counts = ", ".join(f"{count} {state}" for state, count in sorted(sweep.counts.items()))
     yield f"{sweep.record.id}: {sweep.state}"
     yield f"  trials  {len(sweep.trials)} of {sweep.total}{f': {counts}' if counts else ''}"
@@ -183,17 +208,19 @@ def lines(sweep: SweepSummary) -> Iterator[str]:
         yield f"  cost    {sweep.cost}{f' of {cap}' if cap else ''}"
     if sweep.best is not None:
         metric, best = sweep.record.sweep.objective.metric, sweep.best
-        yield f"  best    trial {best.number}: {metric} {best.value:.6g} ({settings(best)})"
+        values = settings(sweep.record, best)
+        yield f"  best    trial {best.number}: {metric} {best.value:.6g} ({values})"
         yield from spread(sweep)
 
 
-def settings(one: TrialSummary) -> str:
-    """The values of a trial: ``lr=0.1 layers=2``."""
-    return " ".join(f"{name}={value}" for name, value in one.values.items())
+def settings(record: SweepRecord, one: TrialSummary) -> str:
+    """The values of a trial, rounded: ``lr=0.1 layers=2``."""
+    known = record.sweep.parameters
+    return " ".join(f"{name}={space.brief(known[name], it)}" for name, it in one.values.items())
 
 
 def spread(sweep: SweepSummary) -> Iterator[str]:
-    """How sure the best of repeated trials is."""
+    """The confidence interval of the best trial, if trials are repeated."""
     best = sweep.best
     if best is None or best.spread is None:
         return

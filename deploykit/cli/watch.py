@@ -48,7 +48,9 @@ def run(args: argparse.Namespace) -> int:
     if goes_on and not watch.final:
         from deploykit.cli import watch_live  # rich, only on a terminal
 
-        views = watch_live.show(watch, views, max(args.interval, _SHORTEST))
+        page = watch_live.Runs(watch, views)
+        watch_live.show(page, max(args.interval, _SHORTEST))
+        views = page.views
     output.say(*watch_lines.lines(views))
     return 0
 

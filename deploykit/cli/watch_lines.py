@@ -120,8 +120,8 @@ def _usage(view: View) -> Iterator[str]:
 _HEADINGS = ("run", "state", "for", "at", "left", "loss", "")
 
 
-def _far(one: Progress) -> str:
-    """How far one of several runs is: ``━━━─── 120/500``, ``step 120``, ``epoch 2/5``."""
+def far(one: Progress) -> str:
+    """The position of one of several runs: ``━━━─── 120/500``, ``step 120``, ``epoch 2/5``."""
     share, (text, *_) = describe.share(one), [*describe.position(one), "-"]
     if share is None:
         return text
@@ -135,7 +135,7 @@ def _cells(view: View) -> tuple[str, ...]:
         view.row.run,
         view.row.state,
         units.span(seconds),
-        _far(one),
+        far(one),
         "-" if one.left is None or over else units.span(one.left),
         "-" if one.loss is None else f"{one.loss:.4g}",
         describe.sparkline(one.curve, _SMALL_CURVE),

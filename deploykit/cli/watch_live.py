@@ -1,4 +1,8 @@
-"""The live page of `watch`: drawn with rich on the other screen of the terminal, moved by keys."""
+"""The live page of `watch` and of `sweep watch`, drawn with rich on the terminal's second screen.
+
+A title with a clock, the runs, and at the bottom the keys: they choose a run and open its log or
+its stacks.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +101,7 @@ class Pane(Protocol):
     keys: str
     """What the keys do, in a line."""
 
-    def lines(self, view: View, height: int) -> list[str]:
+    def lines(self, row: Run, height: int) -> list[str]:
         """The lines that fit."""
 
     def press(self, key: str) -> bool:
@@ -137,13 +141,13 @@ class LogPane:
         self._read: list[str] = []
         self._due = 0.0
 
-    def lines(self, view: View, height: int) -> list[str]:
+    def lines(self, row: Run, height: int) -> list[str]:
         """The log as it is now; one that is elsewhere is asked for seldom."""
         if time.monotonic() >= self._due:
-            self._due = time.monotonic() + (0 if logs_are_here(view.row) else LOGS_AGAIN)
-            self._read = _log(view.row, self._rank)
+            self._due = time.monotonic() + (0 if logs_are_here(row) else LOGS_AGAIN)
+            self._read = _log(row, self._rank)
         shown = self._scroll.cut(self._read, height - 1)
-        return [f"{view.row.run}: log of rank {self._rank}", *shown]
+        return [f"{row.run}: log of rank {self._rank}", *shown]
 
     def press(self, key: str) -> bool:
         """Choose another rank, or scroll."""
@@ -164,10 +168,10 @@ class StackPane:
         self._scroll = _Scroll(at_end=False)
         self._taken: list[str] | None = None
 
-    def lines(self, view: View, height: int) -> list[str]:
+    def lines(self, row: Run, height: int) -> list[str]:
         """The stacks; taking them needs some seconds."""
         if self._taken is None:
-            self._taken = _stacks(view.row)
+            self._taken = _stacks(row)
         return self._scroll.cut(self._taken, height)
 
     def press(self, key: str) -> bool:
@@ -187,10 +191,10 @@ class CancelPane:
         self._row = row
         self._error: list[str] = []
 
-    def lines(self, view: View, height: int) -> list[str]:
+    def lines(self, row: Run, height: int) -> list[str]:
         """The question, or what became of it."""
         question = f"Cancel {self._row.run}? Its ranks get SIGTERM and time to save. (y/n)"
-        return ["", *(self._error or [question]), "", f"Its state is {view.row.state}."][:height]
+        return ["", *(self._error or [question]), "", f"Its state is {row.state}."][:height]
 
     def press(self, key: str) -> bool:
         """Stop the run at ``y``; an error stays until the next key."""
@@ -232,47 +236,118 @@ def _explained(error: Exception) -> list[str]:
     return [line for text in (str(error), hint) if text for line in textwrap.wrap(text, _NARROW)]
 
 
-_WITHOUT_KEYS = "Ctrl-C closes this page; the runs continue"
-_KEYS = "l log   d stacks   c cancel   q quit; the runs continue"
+_WITHOUT_KEYS = "Ctrl-C closes this page"
+_KEYS = "l log   d stacks   c cancel   q quit"
 _SELECT = "up/down run   "
 _SENTENCE = re.compile(r"  (reason|cause|slowest) +|[^ ]+: ")
 _NARROWEST = 40
 """Columns in which a sentence is wrapped at least."""
 _KEY = re.compile(r"^\S+|(?<=   )\S+")
 """A key in a line of keys."""
+_COLORS = {
+    **output.STATE_COLORS,
+    "pruned": "magenta",
+    "finished": "green",
+    "stopped": "magenta",
+    "capped": "yellow",
+    "interrupted": "red",
+}
+"""Of the states of runs, trials and sweeps."""
 
 
-def show(watch: Watch, views: list[View], interval: float) -> list[View]:
-    """Draw the runs until all have ended, or `q` is pressed; the last views, to be printed."""
+class Content(Protocol):
+    """What the page shows."""
+
+    afterwards: str
+    """What the keys say of closing the page, such as ``the runs continue``."""
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def rows(self) -> Sequence[Run]:
+        """The runs that keys can choose."""
+
+    @property
+    def first(self) -> int:
+        """The line of the first of `rows`, each of which has a line; 0 if they have none."""
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing changes any more."""
+
+    def lines(self, width: int) -> list[str]:
+        """All lines; those too long are cut, and those too many scroll."""
+
+    def look(self) -> None:
+        """Query the runs again."""
+
+
+class Runs:
+    """The page of `watch`: one run in detail, or several as a table."""
+
+    afterwards = "the runs continue"
+
+    def __init__(self, watch: Watch, views: list[View]) -> None:
+        self._watch, self.views = watch, views
+
+    @property
+    def title(self) -> str:
+        return f"{len(self.views)} runs" if len(self.views) > 1 else self.views[0].row.run
+
+    @property
+    def rows(self) -> Sequence[Run]:
+        return [view.row for view in self.views]
+
+    @property
+    def first(self) -> int:
+        return int(len(self.views) > 1)  # after the headings
+
+    @property
+    def final(self) -> bool:
+        return self._watch.final
+
+    def lines(self, width: int) -> list[str]:
+        """Long sentences are wrapped."""
+        return [part for one in watch_lines.lines(self.views) for part in wrapped(one, width)]
+
+    def look(self) -> None:
+        """Query each backend once."""
+        self.views = self._watch.look()
+
+
+def show(content: Content, interval: float) -> None:
+    """Draw the page until nothing changes any more, or `q` is pressed."""
     keyboard = Keyboard()
-    page = _Page(Console(), views, keyboard)
+    page = _Page(Console(), content, keyboard)
     with (
         keyboard.open(),
         Live(page.draw(), console=page.console, screen=True, auto_refresh=False) as live,
     ):
-        while page.goes_on(watch):
+        while page.goes_on:
             live.update(page.draw(), refresh=True)
             end = time.monotonic() + interval
-            while page.goes_on(watch) and (left := end - time.monotonic()) > 0:
+            while page.goes_on and (left := end - time.monotonic()) > 0:
                 if key := keyboard.key(left):
                     page.press(key)
                     live.update(page.draw(), refresh=True)
-            page.views = watch.look() if not watch.final else page.views
-    return page.views
+            if not content.final:
+                content.look()
 
 
 class _Page:
-    """What is on the screen: the runs, or a pane about the selected one."""
+    """What is on the screen: the content, or a pane about the chosen run."""
 
-    def __init__(self, console: Console, views: list[View], keyboard: Keyboard) -> None:
-        self.console, self.views, self._keyboard = console, views, keyboard
-        self._selected = 0
+    def __init__(self, console: Console, content: Content, keyboard: Keyboard) -> None:
+        self.console, self._content, self._keyboard = console, content, keyboard
+        self._chosen: Run | None = None
         self._pane: Pane | None = None
         self._quit = False
 
-    def goes_on(self, watch: Watch) -> bool:
+    @property
+    def goes_on(self) -> bool:
         """Whether a run still runs, or someone reads a pane."""
-        return not self._quit and (self._pane is not None or not watch.final)
+        return not self._quit and (self._pane is not None or not self._content.final)
 
     def press(self, key: str) -> None:
         """Handle a key."""
@@ -280,14 +355,18 @@ class _Page:
             self._pane = self._pane if self._pane.press(key) else None
         elif key in {"q", "escape"}:
             self._quit = True
-        elif key in {"up", "k", "down", "j"}:
-            step = -1 if key in {"up", "k"} else 1
-            self._selected = min(max(0, self._selected + step), len(self.views) - 1)
-        else:
-            self._pane = self._opened(key)
+        elif self._content.rows:
+            at = self._position()
+            step = {"up": -1, "k": -1, "down": 1, "j": 1}.get(key, 0)
+            self._chosen = self._content.rows[min(max(0, at + step), len(self._content.rows) - 1)]
+            self._pane = self._opened(key, self._chosen)
 
-    def _opened(self, key: str) -> Pane | None:
-        row = self.views[self._selected].row
+    def _position(self) -> int:
+        """The place of the chosen run among all; that of the first once the chosen one is gone."""
+        runs = [row.run for row in self._content.rows]
+        return runs.index(self._chosen.run) if self._chosen and self._chosen.run in runs else 0
+
+    def _opened(self, key: str, row: Run) -> Pane | None:
         if key in {"l", "\r", "\n"}:
             return LogPane()
         if key == "d":
@@ -295,36 +374,53 @@ class _Page:
         return CancelPane(row) if key == "c" and not State(row.state).final else None
 
     def draw(self) -> Group:
-        """A title, the lines that fit, and the keys at the bottom of the screen.
-
-        Long sentences are wrapped, other long lines cut, and the last ones left out.
-        """
+        """A title, the lines that fit, and the keys at the bottom of the screen."""
         height, width = max(1, self.console.height - 4), self.console.width
-        if self._pane is None:
-            lines = [part for one in watch_lines.lines(self.views) for part in wrapped(one, width)]
-            chosen = self._selected + 1
-            keys = _SELECT * (len(self.views) > 1) + _KEYS
-        else:
-            lines, chosen = self._pane.lines(self.views[self._selected], height), 0
+        if self._pane is not None and self._chosen is not None:
+            shown = self._of_pane(self._pane, self._chosen, height, width)
             keys = self._pane.keys
-        if len(lines) > height:
-            lines = [*lines[: height - 1], f"... {len(lines) - height + 1} more lines"]
-        shown = [_line(terminal.line(line), width) for line in lines]
-        if self._pane is None:
-            _color(shown, self.views)
-            if len(self.views) > 1 and chosen < len(shown):
-                shown[chosen].stylize("reverse")
-        footer = _line(keys if self._keyboard.is_there else _WITHOUT_KEYS, width)
+        else:
+            shown = self._overview(height, width)
+            keys = f"{_KEYS if self._content.rows else 'q quit'}; {self._content.afterwards}"
+            keys = _SELECT * (len(self._content.rows) > 1) + keys
+        if not self._keyboard.is_there:
+            keys = f"{_WITHOUT_KEYS}; {self._content.afterwards}"
+        footer = _line(keys, width)
         footer.highlight_regex(_KEY, "cyan")
         rest = [Text("")] * (height - len(shown) + 1)
         return Group(self._title(width), Text(""), *shown, *rest, footer)
 
+    def _of_pane(self, pane: Pane, row: Run, height: int, width: int) -> list[Text]:
+        """The pane stays with its run, also if that is no longer among those of the page."""
+        row = next((one for one in self._content.rows if one.run == row.run), row)
+        return [_line(terminal.line(line), width) for line in pane.lines(row, height)]
+
+    def _overview(self, height: int, width: int) -> list[Text]:
+        lines = [_line(terminal.line(line), width) for line in self._content.lines(width)]
+        _color(lines)
+        first = self._content.first
+        if not first or not self._content.rows:
+            return _fitting(lines, height, 0, 0)
+        chosen = first + self._position()
+        lines[chosen].stylize("reverse")
+        return _fitting(lines, height, first, chosen)
+
     def _title(self, width: int) -> Text:
         """What the page is about, and the time: UTC, as all times that deploykit shows."""
-        runs = f"{len(self.views)} runs" if len(self.views) > 1 else self.views[0].row.run
         clock = datetime.now(UTC).strftime("%H:%M:%S UTC")
-        left = _line(f" deploykit watch: {runs}", max(1, width - len(clock) - 2))
+        left = _line(f" deploykit watch: {self._content.title}", max(1, width - len(clock) - 2))
         return Text.assemble(left.plain.ljust(width - len(clock) - 1), clock, " ", style="reverse")
+
+
+def _fitting(lines: list[Text], height: int, top: int, chosen: int) -> list[Text]:
+    """The lines that fit: the first `top`, and of the others a part with the chosen one."""
+    if len(lines) <= height:
+        return lines
+    top = min(top, max(0, height - 2))
+    room = max(1, height - top - 1)
+    start = max(top, chosen - room + 1)
+    shown = [*lines[:top], *lines[start : start + room]]
+    return [*shown, Text(f"... {len(lines) - len(shown)} more lines")][:height]
 
 
 def wrapped(line: str, width: int) -> list[str]:
@@ -342,13 +438,11 @@ def _line(line: str, width: int) -> Text:
     return text
 
 
-def _color(lines: Sequence[Text], views: Sequence[View]) -> None:
-    """Color states and bars; names before values become dim."""
-    first = 0 if len(views) == 1 else 1  # after the headings
-    for line, view in zip(lines[first:], views, strict=False):
-        color = output.STATE_COLORS.get(view.row.state, "bold")
-        line.highlight_regex(rf"^\S+ +(?P<{color}>{view.row.state})", style_prefix="")
+def _color(lines: Sequence[Text]) -> None:
+    """Color states and bars, and the labels of errors."""
     for line in lines:
+        for state, color in _COLORS.items():
+            line.highlight_regex(rf"^\S+(: |  +)(?P<{color}>{state})\b", style_prefix="")
         line.highlight_regex(f"{describe.FILLED}+", "green")
         line.highlight_regex(f"{describe.EMPTY}+", "bright_black")
         line.highlight_regex(r"^  (cause|error|reason)(?=  )", "red")

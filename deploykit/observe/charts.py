@@ -258,7 +258,8 @@ def ticks(
     if logarithmic:
         first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
         if last - first < 2:  # noqa: PLR2004 - too few powers to read values from
-            values = [f * 10.0**power for power in range(first - 1, last + 1) for f in (1, 2, 5)]
+            factors = (1, 2, 5) if high / low < 100 else (1, 3)  # noqa: PLR2004 - else they overlap
+            values = [f * 10.0**power for power in range(first - 1, last + 1) for f in factors]
             return [value for value in values if low * 0.999 <= value <= high * 1.001]
         every = max(1, math.ceil((last - first + 1) / _TICKS))
         return [10.0**power for power in range(first, last + 1, every)]

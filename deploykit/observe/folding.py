@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
 
 from deploykit.job.model import LogLine
 
@@ -32,6 +33,8 @@ _SUMMARY_RULES = 2
 """Torchrun's summary is between two rules of equals signs."""
 _MAX_TRACEBACK_LINES = 1000
 """Lines of a traceback: longer ones are shown as they come."""
+_BAR_EVERY = timedelta(seconds=10)
+"""Between two states of a progress bar that are shown; a log may have more, for curves."""
 _VARIES = re.compile(r"0x[0-9a-f]+|\d+")
 Author = tuple[int | None, int | None, int | None]
 
@@ -45,6 +48,8 @@ class Folding:
         """Incomplete tracebacks by task, node and rank."""
         self._rules: dict[Author, int] = {}
         """Rules seen so far of each incomplete summary of torchrun."""
+        self._bars: dict[Author, datetime] = {}
+        """The time of the last shown state of a progress bar."""
         self._in_frames: set[Author] = set()
         """Authors whose last line was a C++ frame."""
         self._first: dict[tuple[str, ...], LogLine] = {}
@@ -58,11 +63,21 @@ class Folding:
     def feed(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
         """Like `fold` for some of the lines: a traceback may end in the next ones."""
         for line in lines:
-            if line.bar:
-                yield line
-                continue
             author = line.task, line.node, line.rank
+            if line.bar:
+                if self._is_due(line, author):
+                    yield line
+                continue
             yield from self._next(line, author, plain(line))
+
+    def _is_due(self, line: LogLine, author: Author) -> bool:
+        """Return whether to show this state of a bar, as the last shown one is old enough."""
+        last = self._bars.get(author)
+        if line.time and last and line.time - last < _BAR_EVERY:
+            return False
+        if line.time:
+            self._bars[author] = line.time
+        return True
 
     def rest(self) -> Iterator[LogLine]:
         """The lines of incomplete tracebacks."""

@@ -351,14 +351,14 @@ def report(diagnosis: RunDiagnosis) -> Iterator[str]:
     yield from (
         lines(diagnosis.causes) if diagnosis.causes else [_ENDINGS[Ending(diagnosis.ending)]]
     )
-    if diagnosis.ended:
-        yield f"  ended   {diagnosis.ended}"
-    for number, text in enumerate(diagnosis.last):
-        yield f"  {'' if number else 'last':<7} {text}"
+    yield from _labelled("ended", diagnosis.ended or "")
+    yield from _labelled("last", "\n".join(diagnosis.last))
     if not diagnosis.causes and diagnosis.ending == Ending.UNKNOWN:
-        yield f"  next    read on from there: deploykit logs {diagnosis.run} --first-error"
+        hint = f"read on from there: deploykit logs {diagnosis.run} --first-error"
+        yield from _labelled("next", hint)
     if diagnosis.ending == Ending.UNFINISHED:
-        yield f"  next    if it hangs, see where each rank is: deploykit dump {diagnosis.run}"
+        hint = f"if it hangs, see where each rank is: deploykit dump {diagnosis.run}"
+        yield from _labelled("next", hint)
 
 
 def lines(causes: Sequence[Cause]) -> Iterator[str]:
@@ -367,18 +367,19 @@ def lines(causes: Sequence[Cause]) -> Iterator[str]:
         mark = " (the most probable)" if cause is causes[0] and len(causes) > 1 else ""
         yield f"{cause.rule.label}: {cause.rule.means}{mark}"
         for proof in cause.evidence:
-            yield from (f"  proof   {source(proof)}", f"          {proof.text}")
-        rank = cause.first_rank
+            yield from _labelled("proof", f"{source(proof)}\n{proof.text}")
+        if cause.first_rank is not None:
+            yield from _labelled("first", f"rank {cause.first_rank} failed first")
+        yield from _labelled("ruled out", cause.rule.probably_not)
         also = ", ".join(label for label in cause.also if label != cause_rules.UNKNOWN)
-        facts = {
-            "first": "" if rank is None else f"rank {rank} failed first",
-            "not": cause.rule.probably_not,
-            "also": f"perhaps {also}" if also else "",
-            "fix": cause.fix,
-        }
-        for name, value in facts.items():
-            for number, text in enumerate(value.split("\n") if value else ()):
-                yield f"  {'' if number else name:<7} {text}"
+        yield from _labelled("also", f"perhaps {also}" if also else "")
+        yield from _labelled("fix", cause.fix)
+
+
+def _labelled(name: str, text: str) -> Iterator[str]:
+    """Put `name` before the first line of a text, and indent the others. Nothing if it is empty."""
+    for number, line in enumerate(text.split("\n") if text else ()):
+        yield f"  {'' if number else name:<10} {line}"
 
 
 def source(proof: Evidence, folder: str = "") -> str:

@@ -1,5 +1,5 @@
 """Search over the arguments of a job: trials are ordinary runs, chosen by a sampler.
 
 The state of a sweep is its definition, a journal of its trials (Optuna's), and the registry of
-runs. Whatever process holds the lock of the sweep's folder controls it; it may die at any moment.
+runs. The process that holds the lock of the sweep's folder controls it, and may die at any time.
 """

@@ -1,11 +1,11 @@
-"""The controller of a sweep: starts trials, follows their runs, and records how they end.
+"""The controller of a sweep: start trials, monitor their runs, and record the results.
 
-It may be killed at any moment. A trial is in the journal before its run is submitted, and the run
-id is made of the sweep's id and the trial's number, so that another controller finds the run, or
-submits it as if for the first time.
+It may be killed at any time. A trial is in the journal before its run is submitted, and the run id
+consists of the sweep's id and the trial's number, so the next controller either finds the run or
+submits it for the first time.
 
-Where no trial depends on another one, and the backend has job arrays, as many trials begin as there
-is money for, and are submitted together; the backend then keeps the number of runs at a time.
+If trials are independent of each other and the backend has job arrays, all trials that the budget
+allows are submitted together, and the backend limits the number of runs at a time.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from deploykit.sweep.trial_job import Base, Budget
 from deploykit.sweep.trials import Live
 
 _POLL = (0.1, 5.0)
-"""Shortest and longest interval between two looks at the runs, in seconds."""
+"""Shortest and longest interval between two queries of the runs, in seconds."""
 _PRUNING = 0.2
-"""The longest interval where a look costs little, and a pruner may end a run that goes on."""
+"""The longest interval if a query is cheap and a pruner may end a run early."""
 _IDLE = 10
-"""How many times as long as it computes a controller sleeps, at least: it shares its machine."""
+"""Minimum ratio of sleep to CPU time, because the controller shares its machine."""
 CAPPED = "capped"
-"""Attribute of the study: whether the sweep has ended at its cap."""
+"""Attribute of the study: whether the sweep ended because of its cap."""
 Tell = Callable[[str], None]
 
 
@@ -48,27 +48,27 @@ class Controller:
     study: Study
     base: Base
     tell: Tell
-    """Called with a line for each thing that happens."""
+    """Called with one line per event."""
     budget: Budget = field(default_factory=Budget)
     live: list[Live] = field(default_factory=list)
     slots: Sequence[Mapping[str, str]] = ()
-    """Variables of each slot; none where slots do not differ."""
+    """Variables of each slot; empty if all slots are the same."""
     _ended: Decimal = Decimal(0)
-    """What the runs of finished trials have cost."""
+    """Cost of the runs of finished trials."""
     _number: int = 0
-    """Of the next trial."""
+    """Number of the next trial."""
     _last: int = 0
     _array: int = 0
-    """Most runs that are submitted as one job array; 0: each is submitted alone."""
+    """Maximum number of runs in one job array; 0: each run is submitted alone."""
     _running: list[Handle] = field(default_factory=list)
-    """Jobs that had not ended at the last look."""
+    """Jobs that were unfinished at the last query."""
     _changed: bool = False
     _said: str = ""
 
     def run(self) -> None:
-        """Go on until all trials have ended, the cap is reached, or the sweep is to stop.
+        """Run until all trials have ended, the cap is reached, or `sweep stop` is called.
 
-        Raises what `lifecycle.submit` raises where no run is left to wait for.
+        Raises what `lifecycle.submit` raises, if there is no other run to wait for.
         """
         self.study.set_user_attr(CAPPED, False)
         self._recover()
@@ -85,12 +85,12 @@ class Controller:
 
     @property
     def _longest(self) -> float:
-        """The longest interval between two looks at the runs, in seconds."""
+        """The longest interval between two queries of the runs, in seconds."""
         cheap = backend.offers(backend.find(self.base.backend), "await_end")
         return _PRUNING if cheap and self._prunes else _POLL[1]
 
     def _sleep(self, seconds: float) -> None:
-        """Until another look at the runs is worth it, `seconds` at the longest."""
+        """Sleep until a run may have ended, but at most `seconds`."""
         engine = backend.find(self.base.backend)
         if not backend.offers(engine, "await_end"):
             time.sleep(seconds)
@@ -99,7 +99,7 @@ class Controller:
         engine.await_end(self._running, seconds - _POLL[0])
 
     def _recover(self) -> None:
-        """Take up what earlier controllers have left."""
+        """Resume the state that earlier controllers left."""
         self.budget = trial_job.budget(self.record.sweep, self.base)
         self.slots = trial_job.slots(self.base)
         if samplers.is_pointwise(self.record.sweep) and not self._prunes:
@@ -113,7 +113,7 @@ class Controller:
         self._ended = sum(map(trials.charged, over), Decimal(0))
 
     def step(self) -> bool:
-        """Look at all runs once, and act; whether anything is left to do."""
+        """Query all runs once, and act on it. Return whether anything is left to do."""
         self._changed = False
         if self.record.stopping:
             return self._stop()
@@ -125,14 +125,14 @@ class Controller:
         return bool(self.live)
 
     def _rows(self) -> dict[str, Run]:
-        """The current rows of all runs that are waited for: one query to the backend."""
+        """Return the current rows of all unfinished runs, with one query to the backend."""
         ids = [live.run(repeat) for live in self.live for repeat in live.open]
         rows = run_state.refresh(list(registry.lookup(*ids).values()))
         self._running = [row.handle for row in rows if row.handle and not _is_over(row)]
         return {row.run: row for row in rows}
 
     def _follow(self, live: Live, rows: dict[str, Run]) -> None:
-        """Record what has become of a trial's runs, and the trial's end."""
+        """Record the outcomes of a trial's runs, and finish the trial after the last."""
         for repeat in live.open:
             row = rows.get(live.run(repeat))
             if row is not None and _is_over(row):
@@ -144,7 +144,7 @@ class Controller:
             self._finish(live)
 
     def _settle(self, live: Live, repeat: int, row: Run) -> None:
-        """Keep the outcome of a run that has ended, or begin another attempt."""
+        """Keep the outcome of an ended run, or begin another attempt."""
         self._changed = True
         if self._prunes and not live.pruned:
             live.should_stop_early(row)
@@ -154,13 +154,13 @@ class Controller:
         outcome = trials.outcome_of(row, self.record.sweep.objective)
         attempts = live.attempt(repeat) + 1
         if outcome.lost and attempts <= self.record.sweep.retries and not live.pruned:
-            self.tell(f"trial {live.number}: {row.run} {outcome.reason}; it is started again")
+            self.tell(f"trial {live.number}: {row.run} {outcome.reason}; restarting it")
             live.retry(repeat)
             return
         live.results[repeat] = outcome
 
     def _prune(self, live: Live, row: Run) -> None:
-        """Cancel a run that the pruner ends; if its backend does not answer, at a later look."""
+        """Cancel a run if the pruner says so; retry at the next query if the backend is silent."""
         if not self._prunes or not (live.pruned or live.should_stop_early(row)):
             return
         self._changed = True
@@ -173,7 +173,7 @@ class Controller:
 
     @property
     def _limit(self) -> int:
-        """How many runs there may be at once."""
+        """Maximum number of runs at a time."""
         parallel = self.record.sweep.parallel
         return min(parallel, len(self.slots)) if self.slots else parallel
 
@@ -189,18 +189,21 @@ class Controller:
         charged = self.budget.committed(rows)
         self._ended += charged
         live.keep_cost(trial_job.total(rows), charged)
-        settings = " ".join(f"{name}={value}" for name, value in live.values.items())
+        known = self.record.sweep.parameters
+        settings = " ".join(
+            f"{name}={space.brief(known[name], it)}" for name, it in live.values.items()
+        )
         end = live.tell(self.study)
         self.tell(f"trial {live.number}: {end} ({settings})")
 
     def _begin(self) -> None:
-        """Begin trials while there are slots and money for them."""
+        """Begin trials while slots and budget allow."""
         sweep, busy, committed = self.record.sweep, self._busy(), self._committed()
         most = max(self._limit, self._array)
         while busy < most and self._number < self._last:
             if not self.budget.allows(committed, sweep.repeat):
                 self._say_once(
-                    f"no more trials start: the next could exceed max_cost, {self.budget.cap}"
+                    f"not starting more trials: the next could exceed max_cost ({self.budget.cap})"
                 )
                 if not self.live:
                     self.study.set_user_attr(CAPPED, True)
@@ -211,11 +214,11 @@ class Controller:
             self._changed = True
 
     def _busy(self) -> int:
-        """Slots that are taken, by runs."""
+        """Number of slots in use."""
         return sum(len(live.open) for live in self.live)
 
     def _committed(self) -> Decimal:
-        """What all runs have cost, those that have not ended at their worst."""
+        """Cost of all runs, with the worst case for unfinished ones."""
         past = [
             live.run(repeat, attempt)
             for live in self.live
@@ -229,9 +232,9 @@ class Controller:
         )
 
     def _submit_all(self, rows: dict[str, Run]) -> None:
-        """Submit runs that were not sent yet, as far as there are slots.
+        """Submit runs that were not sent yet, while slots are free.
 
-        Raises the last error where all are refused, and no other run goes on.
+        Raises the last error if all are refused and no other run is in progress.
         """
         every = [(live, repeat) for live in self.live for repeat in live.open]
         unsent = [one for one in every if _was_not_sent(rows.get(one[0].run(one[1])))]
@@ -245,7 +248,7 @@ class Controller:
             raise errors[-1]
 
     def _submit(self, live: Live, repeat: int) -> DeploykitError | None:
-        """Submit a run; why that was not possible."""
+        """Submit a run. Return the error if that failed."""
         run, first = live.run(repeat), live.run(repeat, 0)
         try:
             lifecycle.submit(trial_job.plan(self.base, run, self._passed(live, repeat), first))
@@ -258,7 +261,7 @@ class Controller:
         return None
 
     def _submit_array(self, unsent: Sequence[tuple[Live, int]], room: int) -> None:
-        """Submit runs as one job array; where it is refused, the next one is half as long."""
+        """Submit runs as one job array. If it is refused, the next one is half as long."""
         plans = [
             trial_job.plan(self.base, live.run(n), self._passed(live, n), live.run(n, 0))
             for live, n in unsent
@@ -274,7 +277,7 @@ class Controller:
             self._say_once(f"{len(plans)} runs: not submitted as a job array: {error.message}")
 
     def _passed(self, live: Live, repeat: int) -> space.Passed:
-        """What a run adds to the job, the variables of its slot included."""
+        """What a run adds to the job, including the variables of its slot."""
         passed = live.passed(repeat)
         if self.slots:
             if live.slot(repeat) is None:
@@ -284,7 +287,7 @@ class Controller:
         return passed
 
     def _stop(self) -> bool:
-        """Cancel all runs, and wait for their end; whether any is left."""
+        """Cancel all runs. Return whether any is still running."""
         rows = self._rows()
         left, cancelled = False, []
         for live in self.live:
@@ -297,7 +300,7 @@ class Controller:
                     continue
                 if not live.is_stopped(repeat):
                     live.mark_stopped(repeat)
-                    self.tell(f"trial {live.number}: {row.run} is cancelled")
+                    self.tell(f"trial {live.number}: cancelling {row.run}")
                 cancelled.append(row)
         try:
             run_state.cancel_all(cancelled)
@@ -306,7 +309,7 @@ class Controller:
         return left
 
     def _say_once(self, text: str) -> None:
-        """Tell something that stays so for a while only once."""
+        """Print a message unless it repeats the previous one."""
         if text != self._said:
             self._said = text
             self.tell(text)

@@ -1,4 +1,7 @@
-"""Read a sweep file, YAML or TOML, or a grid from the command line, with every problem at once."""
+"""Read a sweep from a YAML or TOML file or from a grid on the command line.
+
+All problems are reported at once.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from deploykit.job import file as jobfile
 from deploykit.job.decode import Plain, decode
 from deploykit.job.file import Draft, Overrides
 from deploykit.job.spelling import did_you_mean
-from deploykit.lib.errors import JobFileError, UsageError
+from deploykit.lib.errors import JobFileError, NotFound, UsageError
 from deploykit.lib.problem import Problem
 from deploykit.sweep import space
 from deploykit.sweep.model import Parameter, Sweep
@@ -25,7 +28,7 @@ _LEARNS_FROM_RANGES = 2
 
 
 class SweepFile(NamedTuple):
-    """A sweep and the folder from which its job file is named."""
+    """A sweep, and the folder that its job file is relative to."""
 
     source: Path
     sweep: Sweep
@@ -33,13 +36,16 @@ class SweepFile(NamedTuple):
 
 
 def read(path: Path, overrides: Overrides = ()) -> SweepFile:
-    """The sweep of a file. Raises NotFound, or JobFileError with every problem."""
+    """Read a sweep file. Raises NotFound, or JobFileError with every problem."""
+    if not path.exists():
+        hint = "name one, or search a grid: --grid lr=0.1,0.01 --metric loss"
+        raise NotFound(f"the sweep file {path} does not exist", hint=hint)
     draft = jobfile.override(Draft(path, *jobfile.parse(path)), overrides)
     return _load(path, draft.data, draft.lines, path.absolute().parent)
 
 
 def from_grid(grids: Sequence[str], keys: Overrides = ()) -> SweepFile:
-    """A sweep over ``lr=0.1,0.01`` and its like; `keys` are others of a sweep file.
+    """Make a sweep of grids such as ``lr=0.1,0.01``; `keys` are other keys of a sweep file.
 
     Raises UsageError, or JobFileError with every problem.
     """
@@ -48,7 +54,7 @@ def from_grid(grids: Sequence[str], keys: Overrides = ()) -> SweepFile:
         name, equals, values = grid.partition("=")
         if not equals or not name or name in parameters:
             raise UsageError(
-                f"--grid {grid}: expected NAME=VALUE,VALUE, and each name once",
+                f"--grid {grid}: expected NAME=VALUE,VALUE, with each name only once",
                 hint="for example --grid lr=0.1,0.01",
             )
         parameters[name] = {"choice": [Plain(value) for value in values.split(",")]}
@@ -58,7 +64,7 @@ def from_grid(grids: Sequence[str], keys: Overrides = ()) -> SweepFile:
 
 
 def from_data(source: Path, data: Mapping[str, Any], folder: Path) -> SweepFile:
-    """The sweep that `data` describes. Raises JobFileError."""
+    """Decode a sweep. Raises JobFileError."""
     return _load(source, dict(data), {}, folder)
 
 
@@ -72,7 +78,7 @@ def _load(source: Path, data: dict[str, Any], lines: Mapping[str, int], folder: 
 
 
 def _with_texts(data: dict[str, Any]) -> dict[str, Any]:
-    """The data, in which values of parameters are text also where TOML or Python has numbers."""
+    """Convert the values of parameters to text, as TOML and Python may have numbers there."""
     parameters = data.get("parameters")
     if not isinstance(parameters, dict):
         return data
@@ -122,7 +128,7 @@ def _check_parameter(path: str, one: Parameter) -> Iterator[Problem]:
 def _check_choice(path: str, one: Parameter) -> Iterator[Problem]:
     values = one.choice or ()
     if len(set(values)) < max(1, len(values)):
-        message = "contains a value twice" if values else "is empty"
+        message = "contains a duplicate value" if values else "is empty"
         yield Problem(f"{path}.choice", message)
     for key in ("log", "int", "step"):
         if getattr(one, key):
@@ -153,7 +159,7 @@ def _check_range(path: str, one: Parameter) -> Iterator[Problem]:
 def _check_conditions(
     name: str, one: Parameter, parameters: Mapping[str, Parameter]
 ) -> Iterator[Problem]:
-    """Whether the conditions of a parameter can be met by those above it."""
+    """Check that the parameters above can satisfy the conditions of this one."""
     above = list(parameters)[: list(parameters).index(name)]
     for other, value in one.if_.items():
         path = f"parameters.{name}.if.{other}"
@@ -166,7 +172,7 @@ def _check_conditions(
 
 
 def _check_search(sweep: Sweep) -> Iterator[Problem]:
-    """Whether the sampler and the pruner have what they need."""
+    """Check that the sampler and the pruner have the settings that they need."""
     if sweep.sampler == "grid":
         each = sweep.parameters.items()
         right = {name: one for name, one in each if not any(_check_parameter(name, one))}

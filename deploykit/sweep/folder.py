@@ -1,4 +1,4 @@
-"""What this machine keeps of a sweep: its definition, its job, its journal, and its lock.
+"""The folder of a sweep on this machine: definition, job, journal and lock.
 
 The journal of the trials is Optuna's, one file without a server.
 """
@@ -39,12 +39,12 @@ _JOURNAL = "journal.log"
 _STOP = "stop"
 _LOCK = "controller"
 _LOOKS = (0.02, 0.1, 0.2)
-"""Seconds to wait for another process that only looks whether the sweep is controlled."""
+"""Seconds to wait for another process that only checks whether the sweep is controlled."""
 
 
 @dataclass(frozen=True)
 class SweepRecord:
-    """A sweep that was started: what to search, and the job of its trials."""
+    """A started sweep: what to search, and the job of its trials."""
 
     id: str
     sweep: Sweep
@@ -52,7 +52,7 @@ class SweepRecord:
     job: Mapping[str, Any]
     """The job with all overrides and defaults, as a job file for `lifecycle.prepare`."""
     source: str
-    """The job file, or script, as the user named it; empty where there was none."""
+    """The job file or script, as the user named it; empty if there is none."""
     overrides: Sequence[str]
     bundle: str
     """SHA-256 of the source that every trial runs."""
@@ -68,7 +68,7 @@ class SweepRecord:
 
     @functools.cached_property
     def points(self) -> Sequence[space.Values]:
-        """The points of its grid; none with another sampler."""
+        """The points of its grid; empty for other samplers."""
         is_grid = self.sweep.sampler == "grid"
         return list(space.points(self.sweep.parameters)) if is_grid else []
 
@@ -78,11 +78,11 @@ class SweepRecord:
 
     @property
     def finished(self) -> bool:
-        """Whether a controller has seen its end, so that it needs its runs no longer."""
+        """Whether a controller recorded its end. Its runs are then no longer needed."""
         return (self.folder / storage.SWEEP_FINISHED).exists()
 
     def finish(self) -> None:
-        """Note that it has ended, and all results are in its journal."""
+        """Record that it has ended, with all results in its journal."""
         paths.touch(self.folder / storage.SWEEP_FINISHED)
 
     def ask_to_stop(self) -> None:
@@ -93,7 +93,7 @@ class SweepRecord:
         (self.folder / _STOP).unlink(missing_ok=True)
 
     def new_array(self) -> Path:
-        """The folder of another job array of its runs, which does not exist yet."""
+        """Return a folder for its next job array. The folder does not exist yet."""
         arrays = paths.private_folder(self.folder / "arrays")
         return arrays / str(len(list(arrays.iterdir())))
 
@@ -105,18 +105,18 @@ class SweepRecord:
 
 
 def new_id(name: str) -> str:
-    """An id that no sweep has: a name and six random characters. Run ids begin with it."""
+    """Return an unused id: a name and six random characters. Run ids begin with it."""
     short = name[:_LONGEST].strip("-")
     return f"{short}-{''.join(secrets.choice(_ALPHABET) for _ in range(_RANDOM))}"
 
 
 def checked_id(text: str) -> str:
-    """An id that the user chose. Raises UsageError where it is not valid, or taken."""
+    """Return an id chosen by the user. Raises UsageError if it is invalid or in use."""
     if re.fullmatch(SWEEP.regex, text) is None:
-        raise UsageError(f"the sweep id {text!r} is not valid", hint=SWEEP.meaning)
+        raise UsageError(f"invalid sweep id {text!r}", hint=SWEEP.meaning)
     if (paths.state() / "sweeps" / text / storage.SWEEP_DEFINITION).exists():
         hint = f"`deploykit sweep resume {text}` continues it; or choose another id"
-        raise UsageError(f"the sweep {text} exists already", hint=hint)
+        raise UsageError(f"sweep {text} already exists", hint=hint)
     return text
 
 
@@ -129,7 +129,7 @@ def create(record: SweepRecord) -> None:
 
 
 def find(name: str | None) -> SweepRecord:
-    """The sweep with that id, or with a unique beginning of it; without a name the newest.
+    """Return the sweep with that id or a unique prefix of it; without a name, the newest.
 
     Raises NotFound.
     """
@@ -142,14 +142,14 @@ def find(name: str | None) -> SweepRecord:
         raise NotFound(f"{name!r} matches {len(matches)} sweeps", hint=ids)
     for id_, why in unread().items():
         if name is None or id_.startswith(name):
-            raise NotFound(f"the sweep {id_} {why}", hint=UPGRADE)
-    message = f"no sweep matches {name!r}" if name else "there are no sweeps yet"
+            raise NotFound(f"sweep {id_} {why}", hint=UPGRADE)
+    message = f"no sweep matches {name!r}" if name else "no sweeps yet"
     hint = "`deploykit sweep list` shows all; `deploykit sweep start` starts one"
     raise NotFound(message, hint=hint)
 
 
 def every() -> list[SweepRecord]:
-    """All sweeps, the newest first, without those that are `unread`."""
+    """Return all readable sweeps, newest first."""
     records = []
     for folder in storage.sweep_folders():
         with contextlib.suppress(OSError, Malformed):
@@ -158,7 +158,7 @@ def every() -> list[SweepRecord]:
 
 
 def unread() -> dict[str, str]:
-    """By its id, why a sweep cannot be read: a newer deploykit made it, or its file is damaged."""
+    """Return unreadable sweeps by id, with the reason: a newer deploykit, or a damaged file."""
     reasons = {}
     for folder in storage.sweep_folders():
         try:
@@ -187,9 +187,9 @@ def _read(folder: Path) -> SweepRecord:
 
 @contextlib.contextmanager
 def controlling(record: SweepRecord) -> Iterator[None]:
-    """Be the only process that controls a sweep. Raises TryAgain where another one does.
+    """Be the only process that controls a sweep. Raises TryAgain if another one does.
 
-    Raises CannotWrite where the folder is another user's: Optuna's CMA-ES unpickles its journal.
+    Raises CannotWrite if another user owns the folder: Optuna's CMA-ES unpickles its journal.
     """
     path, opener = paths.private_folder(record.folder) / _LOCK, paths.private_opener
     with open(path, "w", encoding="utf-8", opener=opener) as file:
@@ -199,22 +199,22 @@ def controlling(record: SweepRecord) -> Iterator[None]:
             time.sleep(pause)
         else:
             raise TryAgain(
-                f"another process controls the sweep {record.id}",
+                f"another process controls sweep {record.id}",
                 hint=f"`deploykit sweep status {record.id}` shows it",
             )
         yield
 
 
 def runs_of(sweep: SweepRecord) -> list[registry.Run]:
-    """The runs of all trials of a sweep, the newest first."""
+    """Return the runs of all trials of a sweep, newest first."""
     rows = registry.select("run >= ? AND run < ?", (f"{sweep.id}-", f"{sweep.id}."))
     return [row for row in rows if storage.sweep_of(row.run, {sweep.id})]
 
 
 def remove(sweep: SweepRecord) -> None:
-    """Remove a sweep's definition and journal, and no run. Raises TryAgain while it is controlled.
+    """Delete a sweep's definition and journal, but no runs.
 
-    Raises CannotWrite where that fails.
+    Raises TryAgain while it is controlled, and CannotWrite if the deletion fails.
     """
     with controlling(sweep):
         storage.remove(sweep.folder)
@@ -229,28 +229,28 @@ def _locked(file: TextIO, kind: int) -> bool:
 
 
 def run_id(sweep: str, number: int, repeat: int | None = None, attempt: int = 0) -> str:
-    """The run id of a trial: whoever starts it, it is the same run."""
+    """Return the run id of a trial, the same for every controller."""
     seed = "" if repeat is None else f"-s{repeat}"
     again = f"-r{attempt}" if attempt else ""
     return registry.checked_id(f"{sweep}-{number}{seed}{again}")
 
 
 def require_optuna() -> None:
-    """Raise BackendUnavailable where Optuna is not installed."""
+    """Raise BackendUnavailable if Optuna is not installed."""
     if importlib.util.find_spec("optuna") is None:
         hint = "pip install 'deploykit[sweep]'"
         raise BackendUnavailable("sweeps need Optuna, which is not installed", hint=hint)
 
 
 def study(record: SweepRecord) -> Study:
-    """The study of a sweep that this process controls; made where there is none."""
+    """Open or create the study of a sweep that this process controls."""
     paths.touch(record.journal)
     _drop_incomplete_line(record.journal)
     return _open(record, _OnlyWriter())
 
 
 def open_study(record: SweepRecord) -> Study | None:
-    """The study of a sweep, to be looked at; None before its first trial."""
+    """Open the study of a sweep for reading; None before its first trial."""
     if not record.journal.exists() or not record.journal.stat().st_size:
         return None
     return _open(record, None)
@@ -288,7 +288,7 @@ def _open(record: SweepRecord, lock: Any) -> Study:
 
 
 def _drop_incomplete_line(path: Path) -> None:
-    """Cut off what a machine that failed has written of a last line: Optuna would refuse it."""
+    """Cut off a last line that a crash left incomplete, because Optuna would refuse it."""
     with path.open("rb+") as file, contextlib.suppress(OSError):
         content = file.read()
         end = content.rfind(b"\n") + 1
@@ -298,7 +298,7 @@ def _drop_incomplete_line(path: Path) -> None:
 
 
 class _OnlyWriter:
-    """No lock: the sweep's own is held, and unlike Optuna's it ends with the process."""
+    """No lock: the process holds the sweep's own, which unlike Optuna's ends with the process."""
 
     def acquire(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""A sweep as data: its parameters, its objective, and how it goes about the search."""
+"""A sweep as data: its parameters, its objective, and its search method."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Objective:
         Literal["minimize", "maximize"], Help("Whether lower or higher is better.")
     ] = "minimize"
     value: Annotated[
-        Literal["last", "best"], Help("The value of a trial that counts: its last or its best.")
+        Literal["last", "best"], Help("Which value of a trial counts, the last or the best.")
     ] = "last"
 
 
@@ -93,11 +93,11 @@ class Sweep:
     ] = "tpe"
     pruner: Annotated[
         Literal["none", "asha", "hyperband", "median"],
-        Help("How to stop trials early that are worse than others were at the same step."),
+        Help("How to stop trials that do worse than earlier ones at the same step."),
     ] = "none"
     min_steps: Annotated[
         int,
-        Help("Steps of the metric before which no trial is stopped."),
+        Help("Minimum number of steps before a trial can be stopped."),
         Bounds(1, 10**12),
     ] = 1
     max_steps: Annotated[
@@ -107,7 +107,7 @@ class Sweep:
     ] = None
     reduction: Annotated[
         int,
-        Help("`asha` and `hyperband` keep one of this many trials at each rung."),
+        Help("At each rung, `asha` and `hyperband` keep one trial out of this many."),
         Bounds(2, 100),
     ] = 3
     seed: Annotated[int, Help("Seed of the sampler."), Bounds(0, 2**31 - 1)] = 0
@@ -118,7 +118,7 @@ class Sweep:
     ] = 2
     repeat: Annotated[
         int,
-        Help("Runs of each trial, with seeds 0, 1, ...; its value is their mean."),
+        Help("Runs per trial, with seeds 0, 1, ...; the trial's value is their mean."),
         Bounds(1, 1000),
     ] = 1
     repeat_as: Annotated[
@@ -126,6 +126,8 @@ class Sweep:
     ] = "--seed {value}"
     max_cost: Annotated[
         str | None,
-        Help("Maximum cost of all runs together. No trial starts that could exceed it.", "50 USD"),
+        Help(
+            "Maximum total cost of all runs. A trial that could exceed it is not started.", "50 USD"
+        ),
         MONEY,
     ] = None

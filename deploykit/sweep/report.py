@@ -1,4 +1,4 @@
-"""What a report says of a sweep beside its trials: importance, history, curves, coordinates.
+"""The data of a sweep's report besides its trials: importance, history, curves, coordinates.
 
 Imports Optuna.
 """
@@ -32,13 +32,13 @@ from deploykit.sweep.model import Parameter, Sweep
 from deploykit.sweep.summary import SweepSummary, TrialSummary
 
 LEAST = 10
-"""Trials that must have succeeded before importance means anything."""
+"""Minimum number of successful trials for a meaningful importance."""
 _TOP, _TOP_TRIALS = 0.1, 5
-"""The best trials that importance asks for: this share, but no fewer than that many."""
+"""Which trials count as the best for importance: this share, but at least this many."""
 _MOST_AXES = 9
 _MOST_LINES, _MOST_DOTS = 400, 200
 _MAX_LABEL = 160
-"""Characters of the text of a trial in a chart."""
+"""Maximum length of a trial's text in a chart, in characters."""
 _MOST_POINTS = 300
 _GOOD = 0.25
 
@@ -47,16 +47,16 @@ _GOOD = 0.25
 class SweepReport:
     summary: SweepSummary
     importance: Mapping[str, float]
-    """Of the parameters, 1 in all, the greatest first; none where it is not known."""
+    """Importance of each parameter, greatest first; the sum is 1. Empty if unknown."""
     charts: Sequence[Chart]
     axes: Sequence[Axis]
-    """The parameters, the most important first, and the objective last."""
+    """The parameters, most important first, then the objective."""
     lines: Sequence[Polyline]
-    """The trials that succeeded, the best first."""
+    """The successful trials, best first."""
 
 
 def of(record: SweepRecord) -> SweepReport:
-    """Everything that is known of a sweep. Reads the logs of its best trials."""
+    """Collect the data of a sweep's report. Reads the logs of its best trials."""
     sweep = summary.of(record)
     ranked = sweep.ranked
     importance = _importance(record, len(ranked))
@@ -77,7 +77,7 @@ def of(record: SweepRecord) -> SweepReport:
 
 
 def _importance(record: SweepRecord, trials: int) -> dict[str, float]:
-    """How much each parameter decides whether a trial is among the best."""
+    """How strongly each parameter affects whether a trial is among the best."""
     study = folder.open_study(record)
     if study is None or trials < LEAST or len(record.sweep.parameters) < 2:  # noqa: PLR2004
         return {}
@@ -96,7 +96,7 @@ def _importance(record: SweepRecord, trials: int) -> dict[str, float]:
 
 
 def _history(sweep: SweepSummary) -> Chart | None:
-    """The value of each trial, and the best so far."""
+    """Chart of the value of each trial and the best value so far."""
     objective = sweep.record.sweep.objective
     better = min if objective.direction == "minimize" else max
     trials = sorted((one.number, one.value) for one in sweep.ranked if one.value is not None)
@@ -112,7 +112,7 @@ def _history(sweep: SweepSummary) -> Chart | None:
 def _dots(
     sweep: SweepSummary, ranked: Sequence[TrialSummary], x: Callable[[TrialSummary], float]
 ) -> Curve:
-    """The objective of trials by `x`."""
+    """The objective of each trial at its `x`."""
     shown = ranked[:_MOST_DOTS]
     points = [(x(one), one.value or 0.0) for one in shown]
     label = "trials" if len(shown) == len(ranked) else f"the best {_MOST_DOTS} trials"
@@ -120,7 +120,7 @@ def _dots(
 
 
 def _slice(sweep: SweepSummary, name: str, limits: Parameter) -> Chart:
-    """The objective of the trials by one parameter; the best trial is a curve of its own."""
+    """Chart of the objective against one parameter, with the best trial as its own curve."""
     have = [one for one in sweep.ranked if name in one.values]
 
     def place(one: TrialSummary) -> float:
@@ -135,19 +135,16 @@ def _slice(sweep: SweepSummary, name: str, limits: Parameter) -> Chart:
     return Chart(title, name, curves, names=limits.choice or (), logarithmic=limits.log)
 
 
-def brief(one: Parameter, value: str) -> str:
-    """A value with the digits that matter; a choice as it is written."""
-    return value if one.choice is not None else f"{float(value):.6g}"
-
-
 def _label(one: TrialSummary, sweep: Sweep) -> str:
-    values = (f"{name} {brief(sweep.parameters[name], it)}" for name, it in one.values.items())
+    values = (
+        f"{name} {space.brief(sweep.parameters[name], it)}" for name, it in one.values.items()
+    )
     text = f"trial {one.number}: {sweep.objective.metric} {one.value or 0.0:.6g}"
     return ", ".join([text, *values])[:_MAX_LABEL]
 
 
 def _curves(sweep: SweepSummary) -> Chart | None:
-    """The objective of the best trials, step by step; then of those that were stopped early."""
+    """Chart of the objective by step, for the best trials and for those stopped early."""
     objective = sweep.record.sweep.objective
     curves, axes = [], set[str]()
     for one in [*sweep.ranked, *sweep.pruned][:COLORS]:
@@ -173,7 +170,7 @@ def _height(scale: Scale, value: float) -> float:
 
 
 def _height_marks(scale: Scale) -> list[tuple[float, str]]:
-    """The ends, and round values that are not close to them."""
+    """The ends of the range, and round values not too close to them."""
     if not scale.high > scale.low:
         return [(0.5, short(scale.low, 3))]
     values = ticks(scale.low, scale.high, logarithmic=scale.logarithmic)

@@ -1,7 +1,7 @@
 """Optuna's samplers and pruners for a sweep. Imports Optuna.
 
-A sampler is made anew for each trial, seeded by the sweep's seed and the trial's number, so that a
-controller that was started again chooses as the first one would have.
+Each trial gets a new sampler, seeded by the sweep's seed and the trial's number, so a restarted
+controller chooses the same values as the first one would have.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logging.getLogger("optuna").setLevel(logging.ERROR)
 
 
 def suggest(sweep: Sweep, trial: Trial) -> space.Values:
-    """The values of a trial, each chosen unless the journal has it already."""
+    """Return the values of a trial. Chooses those that the journal lacks."""
 
     def value(name: str, one: Parameter) -> str:
         if one.choice is not None:
@@ -50,7 +50,7 @@ def suggest(sweep: Sweep, trial: Trial) -> space.Values:
 
 
 def values(sweep: Sweep, params: Mapping[str, Any]) -> space.Values:
-    """The values of a trial of the journal as text, as far as they are chosen."""
+    """Return the values of a trial in the journal as text, without those not yet chosen."""
     known = {name: one for name, one in sweep.parameters.items() if name in params}
     return {name: space.shown(one, params[name]) for name, one in known.items()}
 
@@ -67,7 +67,7 @@ def sampler(sweep: Sweep, number: int) -> BaseSampler:
 
 
 def is_pointwise(sweep: Sweep) -> bool:
-    """Whether each trial's values follow from its number alone."""
+    """Return whether each trial's values depend on its number alone."""
     return sweep.sampler in {"grid", "random", "sobol"}
 
 
@@ -84,10 +84,10 @@ def pruner(sweep: Sweep) -> BasePruner:
 
 
 def point(sweep: Sweep, grid: Sequence[space.Values], number: int) -> dict[str, Any] | None:
-    """The values of the trial with this number, as Optuna takes them; None if a sampler chooses.
+    """Return the values of trial `number` in Optuna's form; None if a sampler chooses them.
 
-    `grid` are the points of the sweep's grid, if that is its sampler.
-    Optuna's grid has no conditions, and its sequence of Sobol begins with trials at random.
+    `grid` holds the points of the sweep's grid, if that is its sampler. Optuna's grid does not
+    support conditions, and its Sobol sequence begins with random trials.
     """
     values: space.Values = {}
     if sweep.sampler == "grid":
@@ -117,7 +117,7 @@ def _typed(one: Parameter, value: str) -> Any:
 
 @functools.lru_cache(1)
 def _order(size: int, seed: int) -> Sequence[int]:
-    """The numbers below `size` in random order."""
+    """Return the numbers below `size` in random order."""
     numbers = list(range(size))
     random.Random(seed).shuffle(numbers)  # noqa: S311 - no secret
     return numbers

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from deploykit.sweep.model import Parameter, Sweep
 
 Values = Mapping[str, str]
-"""The values of a trial as text, by parameter; those without effect are left out."""
+"""The values of a trial as text, by parameter, without those that have no effect."""
 _PLACE = "{value}"
 _ENVIRONMENT = "env:"
 
@@ -22,12 +22,12 @@ class Passed(NamedTuple):
 
 
 def applies(one: Parameter, values: Values) -> bool:
-    """Whether a parameter has an effect, given those before it."""
+    """Return whether a parameter has an effect, given the values before it."""
     return all(values.get(name) == value for name, value in one.if_.items())
 
 
 def choose(parameters: Mapping[str, Parameter], value: Callable[[str, Parameter], str]) -> Values:
-    """The values of a trial: `value` is asked for each parameter that applies, in order."""
+    """Choose the values of a trial: call `value` for each parameter that applies, in order."""
     chosen: dict[str, str] = {}
     for name, one in parameters.items():
         if applies(one, chosen):
@@ -36,7 +36,7 @@ def choose(parameters: Mapping[str, Parameter], value: Callable[[str, Parameter]
 
 
 def at(one: Parameter, share: float) -> str:
-    """The value at a share of a parameter's range or choices, 0 <= share < 1."""
+    """Return the value at `share` of a parameter's range or choices, 0 <= share < 1."""
     if count := grid_size(one):
         return grid_value(one, min(int(share * count), count - 1))
     low, high = (float(end) for end in one.range or ())
@@ -50,12 +50,12 @@ def at(one: Parameter, share: float) -> str:
 
 
 def text(value: float | str) -> str:
-    """A value as an argument: a number with as many digits as it needs."""
+    """Format a value as an argument, with as many digits as it needs."""
     return value if isinstance(value, str) else repr(value)
 
 
 def points(parameters: Mapping[str, Parameter], begun: Values | None = None) -> Iterator[Values]:
-    """The points of a grid that continue `begun`; the last parameter varies fastest."""
+    """Yield the points of a grid that extend `begun`; the last parameter varies fastest."""
     begun = begun or {}
     if not parameters:
         yield begun
@@ -69,7 +69,7 @@ def points(parameters: Mapping[str, Parameter], begun: Values | None = None) -> 
 
 
 def trials(sweep: Sweep) -> int:
-    """Number of trials of a sweep; a grid has no more than its points."""
+    """Return the number of trials of a sweep, for a grid at most its number of points."""
     if sweep.sampler != "grid":
         return sweep.trials or 0
     count = sum(1 for _ in points(sweep.parameters))
@@ -77,7 +77,7 @@ def trials(sweep: Sweep) -> int:
 
 
 def grid_size(one: Parameter) -> int:
-    """The number of values of a parameter in a grid; 0 where its range has no step."""
+    """Return the number of values of a parameter in a grid; 0 if its range has no step."""
     if one.choice is not None:
         return len(one.choice)
     step = _step(one)
@@ -88,7 +88,7 @@ def grid_size(one: Parameter) -> int:
 
 
 def grid_value(one: Parameter, number: int) -> str:
-    """A value of a parameter in a grid, exactly as steps are added up in decimals."""
+    """Return a value of a parameter in a grid, computed exactly in decimals."""
     if one.choice is not None:
         return one.choice[number]
     low, *_ = one.range or ("0",)
@@ -102,7 +102,7 @@ def _step(one: Parameter) -> Decimal | None:
 
 
 def passed(parameters: Mapping[str, Parameter], values: Values) -> Passed:
-    """The arguments and variables of a trial, in the order of the parameters."""
+    """Return the arguments and variables of a trial, in the order of the parameters."""
     result = Passed([], {})
     for name, value in values.items():
         add(result, parameters[name].as_ or default_form(name), value)
@@ -110,12 +110,12 @@ def passed(parameters: Mapping[str, Parameter], values: Values) -> Passed:
 
 
 def default_form(name: str) -> str:
-    """How a script gets a parameter that says nothing else."""
+    """Return the default way to pass a parameter to the script."""
     return f"--{name} {_PLACE}"
 
 
 def add(result: Passed, form: str, value: str) -> None:
-    """Add a value in its form: a variable, or the words of `form` with the value in them."""
+    """Add a value in its form: as a variable, or as the words of `form` that contain it."""
     if form.startswith(_ENVIRONMENT):
         result.env[form.removeprefix(_ENVIRONMENT)] = value
     else:
@@ -123,20 +123,25 @@ def add(result: Passed, form: str, value: str) -> None:
 
 
 def form_problem(form: str) -> str | None:
-    """What is wrong with a form; None where nothing is."""
+    """Return the problem of a form; None if it is valid."""
     if form.startswith(_ENVIRONMENT):
         name = form.removeprefix(_ENVIRONMENT)
         plain = name.isascii() and name.isidentifier()
-        return None if plain else f"{name!r} is not an environment variable's name"
+        return None if plain else f"{name!r} is not a valid environment variable name"
     try:
         words = shlex.split(form)
     except ValueError:
         return "a quote is not closed"
-    return None if any(_PLACE in word for word in words) else f"expected {_PLACE} in it"
+    return None if any(_PLACE in word for word in words) else f"must contain {_PLACE}"
 
 
 def shown(one: Parameter, value: float | str) -> str:
-    """A value that a sampler chose, as text; one of a range with a step is exactly on it."""
+    """Return a sampled value as text, rounded exactly to its range's step."""
     if isinstance(value, str) or one.range is None or one.step is None:
         return text(value)
     return grid_value(one, round((value - float(one.range[0])) / float(one.step)))
+
+
+def brief(one: Parameter, value: str) -> str:
+    """A number in at most six digits; a choice as written."""
+    return value if one.choice is not None else f"{float(value):.6g}"

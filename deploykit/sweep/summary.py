@@ -1,4 +1,4 @@
-"""A sweep as it stands: its trials, the best of them, and what they have cost. Imports Optuna."""
+"""The current state of a sweep: its trials, the best one, and their cost. Imports Optuna."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from deploykit.sweep import (
 from deploykit.sweep.folder import SweepRecord
 
 _TAIL = 0.975
-"""Of Student's t distribution: 2.5% are left out at each end."""
+"""Quantile of Student's t distribution that leaves 2.5% at each end."""
 
 
 class Spread(NamedTuple):
-    """Values of the same trial with different seeds."""
+    """Statistics of one trial's values with different seeds."""
 
     values: Sequence[float]
     mean: float
     sd: float
     """The standard deviation of the sample, with n - 1."""
     low: float
-    """The mean lies between `low` and `high` with 95% confidence, if values are about normal."""
+    """With `high`, the 95% confidence interval of the mean, if the values are about normal."""
     high: float
 
     def overlaps(self, other: Spread) -> bool:
-        """Whether the intervals have values in common, so that chance may be the difference."""
+        """Return whether the intervals overlap, so the difference may be chance."""
         return self.low <= other.high and other.low <= self.high
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ class Spread(NamedTuple):
 
 
 def spread_of(values: Sequence[float]) -> Spread | None:
-    """The spread of two values or more; None of fewer."""
+    """Return the spread of at least two values; None for fewer."""
     if len(values) < 2:  # noqa: PLR2004 - one value has no deviation
         return None
     from scipy.special import stdtrit  # only repeated trials need it
@@ -70,19 +70,19 @@ _STATES = {
 
 @dataclass(frozen=True)
 class TrialSummary:
-    """A trial: what it tried, what came out, and its runs."""
+    """A trial: its parameters, its result and its runs."""
 
     number: int
     state: str
     """``running``, ``succeeded``, ``pruned`` or ``failed``."""
     values: Mapping[str, str]
     value: float | None
-    """Of the objective; of a pruned trial the last one that was reported."""
+    """Value of the objective; for a pruned trial, the last reported one."""
     reason: str
     runs: Sequence[Run]
     spread: Spread | None = None
     cost: Money | None = None
-    """Of all its runs so far; None where nothing is billed or known."""
+    """Cost of its runs so far; None if nothing is billed or known."""
 
     def data(self) -> dict[str, Any]:
         return {
@@ -103,9 +103,9 @@ class SweepSummary:
     trials: Sequence[TrialSummary]
     controlled: bool
     total: int
-    """Trials in all, once it has ended."""
+    """Number of trials of the complete sweep."""
     cost: Money | None
-    """Of all runs so far; None where nothing is billed or known."""
+    """Cost of all runs so far; None if nothing is billed or known."""
     capped: bool = False
 
     @property
@@ -126,12 +126,12 @@ class SweepSummary:
 
     @property
     def ranked(self) -> list[TrialSummary]:
-        """The trials that have succeeded, the best first."""
+        """The successful trials, best first."""
         return self._ranked("succeeded")
 
     @property
     def pruned(self) -> list[TrialSummary]:
-        """The trials that were stopped early, by their last value, the best first."""
+        """The trials stopped early, sorted by their last value, best first."""
         return self._ranked("pruned")
 
     def _ranked(self, state: str) -> list[TrialSummary]:
@@ -141,12 +141,12 @@ class SweepSummary:
 
     @property
     def best(self) -> TrialSummary | None:
-        """The trial with the best value; None where none has succeeded."""
+        """The trial with the best value; None if no trial has succeeded."""
         return next(iter(self.ranked), None)
 
     @property
     def not_clearly_worse(self) -> list[int]:
-        """The numbers of trials whose repeated runs may differ from the best by chance alone."""
+        """Numbers of the trials whose difference from the best may be chance."""
         best = self.best
         if best is None or best.spread is None:
             return []
@@ -180,7 +180,7 @@ def _money(cost: Money | None) -> dict[str, Any] | None:
 
 
 def of(record: SweepRecord) -> SweepSummary:
-    """A sweep as it stands; the runs of unfinished trials are asked for."""
+    """Return the current state of a sweep. Queries the runs of unfinished trials."""
     study = folder.open_study(record)
     known = study.get_trials(deepcopy=False, states=list(_STATES)) if study else []
     ids = {trial.number: list(trials.runs(record, trial)) for trial in known}

@@ -1,7 +1,7 @@
-"""The job of the trials of a sweep: checked before it starts, planned for each run, and its cost.
+"""The job of a sweep's trials: its checks before the start, its plan for each run, and its cost.
 
-The plan of a trial's run is that of the sweep's job with the trial's arguments, under its run id.
-A run that has not ended counts at its worst.
+The plan of a run is the plan of the sweep's job with the trial's arguments and the run's id.
+Unfinished runs count at their worst-case cost.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from deploykit.sweep.space import Passed
 
 
 class Base(NamedTuple):
-    """The job of a sweep, before its parameters."""
+    """The job of a sweep, without the parameters of a trial."""
 
     backend: str
     job: JobSpec
@@ -50,15 +50,15 @@ class Base(NamedTuple):
 
     @property
     def estimate(self) -> Estimate | None:
-        """What a run may cost; None where the backend does not say."""
+        """What a run may cost; None if the backend has no prices."""
         return lifecycle.estimate(backend.find(self.backend), self.job, self.options)
 
 
 @contextlib.contextmanager
 def of(record: SweepRecord) -> Iterator[Base]:
-    """The job of a sweep with the source of its start; valid within the context.
+    """Prepare the job of a sweep with the source it was started with; valid within the context.
 
-    Raises NotFound where that source is no longer kept.
+    Raises NotFound if that source was deleted.
     """
     with contextlib.suppress(JobFileError):  # the folder may have changed, or be gone
         prepared = _prepared(record, {})
@@ -68,7 +68,7 @@ def of(record: SweepRecord) -> Iterator[Base]:
     archive = bundle.kept(record.bundle)
     if archive is None:
         raise NotFound(
-            f"the source of the sweep {record.id} is no longer in {paths.bundles()}",
+            f"the source of sweep {record.id} is no longer in {paths.bundles()}",
             hint="start a new sweep",
         )
     with tempfile.TemporaryDirectory(dir=paths.private_folder(paths.bundles())) as scratch:
@@ -82,19 +82,19 @@ def _prepared(record: SweepRecord, keys: Mapping[str, str]) -> Base:
 
 
 def slots(base: Base) -> Sequence[Mapping[str, str]]:
-    """Variables of each slot of the machine; none where slots do not differ."""
+    """Return the variables of each slot of the machine; empty if all slots are the same."""
     engine = backend.find(base.backend)
     return engine.slots(base.job, base.options) if backend.offers(engine, "slots") else ()
 
 
 def largest_array(base: Base) -> int:
-    """Most runs of the job in one job array; 0: none."""
+    """Return the maximum number of the job's runs in one job array; 0: no arrays."""
     engine = backend.find(base.backend)
     if base.job.budget is not None or not backend.offers(engine, "submit_array"):
         return 0
     try:
         return engine.largest_array(base.options)
-    except DeploykitError:  # `submit` tells why
+    except DeploykitError:  # `submit` reports the reason
         return 0
 
 
@@ -104,10 +104,10 @@ def _sees_run_folders(base: Base) -> bool:
 
 
 def plan(base: Base, run: str, passed: Passed, first: str) -> Plan:
-    """The plan of the run `run` of a trial, whose first attempt had the run id `first`.
+    """Plan the run `run` of a trial, whose first attempt had the run id `first`.
 
-    Each trial has locations of its own, so that none resumes from another. A later attempt finds
-    the checkpoints of the first if its nodes see the run folder.
+    Each trial has its own locations, so none resumes from another. A later attempt finds the
+    checkpoints of the first if its nodes can read the run folder.
     """
     engine, entry = backend.find(base.backend), base.job.entrypoint
     output, checkpoints = base.job.output, base.job.checkpoints
@@ -130,9 +130,9 @@ class Request(NamedTuple):
     backend: str | None = None
     id: str | None = None
     arguments: tuple[str, ...] = ()
-    """Of the script of every trial, after those of the job and before its parameters."""
+    """Arguments for the script of every trial, after the job's and before the parameters."""
     dry: bool = False
-    """Whether nothing is to be packed."""
+    """True: do not pack the source."""
 
 
 class Defined(NamedTuple):
@@ -142,9 +142,9 @@ class Defined(NamedTuple):
 
 
 def define(file: SweepFile, request: Request) -> Defined:
-    """The sweep of a file, which is not kept yet. Its source is packed.
+    """Define the sweep of a file without storing it yet. Packs the source.
 
-    Raises NotFound, UsageError, or JobFileError with every problem of the job, or else of both.
+    Raises NotFound, UsageError, or JobFileError with every problem of the job, then of the sweep.
     """
     own = Path(file.sweep.job)
     source = own if file.folder == Path.cwd() else file.folder / own  # as messages name it
@@ -171,7 +171,7 @@ def define(file: SweepFile, request: Request) -> Defined:
 
 
 def _with_arguments(source: Path, overrides: Sequence[str], arguments: Sequence[str]) -> str:
-    """The override that appends `arguments` to those of the job, as the sweep keeps it."""
+    """Return the override that appends `arguments` to the job's, as the sweep stores it."""
     entry = lifecycle.read(source, overrides).data.get("entrypoint")
     own = entry.get("args") if isinstance(entry, dict) else None
     words = [*(own if isinstance(own, list) else ()), *arguments]
@@ -179,7 +179,7 @@ def _with_arguments(source: Path, overrides: Sequence[str], arguments: Sequence[
 
 
 def first_plan(defined: Defined) -> Plan:
-    """The plan of the first trial, with values in the middle where a sampler would choose."""
+    """Plan the first trial, with middle values where a sampler would choose."""
     sweep = defined.record.sweep
     values = next(space.points(sweep.parameters), {}) if sweep.sampler == "grid" else None
     if values is None:
@@ -189,7 +189,7 @@ def first_plan(defined: Defined) -> Plan:
 
 
 def worst_cost(sweep: Sweep, base: Base) -> str | None:
-    """What a sweep may cost at most, and how it is calculated; None if nothing is billed."""
+    """Describe the maximum cost of a sweep and its calculation; None if nothing is billed."""
     estimate = base.estimate
     if estimate is None or not (estimate.charges or estimate.unknown):
         return None
@@ -202,18 +202,18 @@ def worst_cost(sweep: Sweep, base: Base) -> str | None:
     how += f" x {sweep.repeat} repeats" if sweep.repeat > 1 else ""
     how += f" x {1 + sweep.retries} attempts" if sweep.retries else ""
     if sweep.max_cost is not None and money.parse(sweep.max_cost).amount < total.amount:
-        return f"cost: at most {money.parse(sweep.max_cost)}, max_cost, instead of {total}: {how}"
+        return f"cost: at most {money.parse(sweep.max_cost)} (max_cost); without it, {total}: {how}"
     return f"cost: at most {total}: {how}"
 
 
 def keep(defined: Defined) -> None:
-    """Keep a new sweep and its source, so that it can be started, and resumed anywhere."""
+    """Store a new sweep and its source, so it can be started, and resumed from any folder."""
     bundle.store(defined.base.bundle)
     folder.create(defined.record)
 
 
 def _problems_of_trials(sweep: Sweep, base: Base) -> Iterator[Problem]:
-    """What is wrong with the job of a trial, and not with the job alone."""
+    """Yield problems that a trial's parameters add to the job."""
     values = space.choose(sweep.parameters, lambda _, one: space.at(one, 0.5))
     passed = space.passed(sweep.parameters, values)
     entry = replace(base.job.entrypoint, args=(*base.job.entrypoint.args, *passed.arguments))
@@ -226,18 +226,18 @@ def _problems_of_trials(sweep: Sweep, base: Base) -> Iterator[Problem]:
 
 
 class Budget(NamedTuple):
-    """The cap of a sweep, and what each of its runs may cost."""
+    """The cap of a sweep, and the maximum cost of each run."""
 
     cap: Money | None = None
     worst: Decimal = Decimal(0)
-    """Of one run, in the currency of the cap."""
+    """Maximum cost of one run, in the currency of the cap."""
 
     def committed(self, rows: Iterable[Run]) -> Decimal:
-        """What these runs have cost, and those that have not ended may cost."""
+        """Return the cost of these runs, with the worst case for unfinished ones."""
         return sum((self._of(row) for row in rows), Decimal(0))
 
     def allows(self, committed: Decimal, runs: int) -> bool:
-        """Whether `runs` more runs cannot exceed the cap."""
+        """Return whether `runs` more runs fit below the cap."""
         return self.cap is None or committed + runs * self.worst <= self.cap.amount
 
     def _of(self, row: Run) -> Decimal:
@@ -248,13 +248,13 @@ class Budget(NamedTuple):
 
 
 def total(rows: Iterable[Run]) -> Money | None:
-    """What runs have cost so far, as far as it is known; None where nothing is billed."""
+    """Return the known cost of runs so far; None if nothing is billed."""
     costs = map(_spent, rows)
     return sum_of(Money(one.amount, one.currency) for one in costs if one is not None)
 
 
 def sum_of(amounts: Iterable[Money]) -> Money | None:
-    """The sum of amounts in one currency; None of none."""
+    """Return the sum of amounts in one currency; None if there are none."""
     known = list(amounts)
     if not known:
         return None
@@ -266,7 +266,7 @@ def _spent(row: Run) -> prices.Spent | None:
 
 
 def budget(sweep: Sweep, base: Base) -> Budget:
-    """The budget of a sweep that has passed `define`."""
+    """Return the budget of a sweep that passed `define`."""
     estimate = base.estimate
     if sweep.max_cost is None or estimate is None or not estimate.charges:
         return Budget()
@@ -274,7 +274,7 @@ def budget(sweep: Sweep, base: Base) -> Budget:
 
 
 def _cap_problems(sweep: Sweep, base: Base) -> Iterator[Problem]:
-    """Why the cap of a sweep cannot be kept."""
+    """Yield reasons why the cap of a sweep cannot be kept."""
     if sweep.max_cost is None:
         return
     estimate, limit = base.estimate, money.parse(sweep.max_cost)
@@ -288,4 +288,4 @@ def _cap_problems(sweep: Sweep, base: Base) -> Iterator[Problem]:
     elif sweep.repeat * most > limit.amount:
         each = money.text(sweep.repeat * most, limit.currency)
         hint = "raise it, lower the time limit or the restarts, or set stop_at_cap in the job"
-        yield Problem("max_cost", f"{limit} is less than one trial may cost, {each}", hint)
+        yield Problem("max_cost", f"{limit} is less than the {each} that one trial may cost", hint)

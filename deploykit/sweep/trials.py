@@ -1,4 +1,4 @@
-"""A trial that is not finished: its runs, and what they have reported. Imports Optuna."""
+"""An unfinished trial: its runs and their reported values. Imports Optuna."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ _LOST = {
     *("sagemaker_capacity", "gpu_hardware", "fabric_manager", "port_in_use", "dns_failure"),
     *("net_unreachable", "nccl_init_timeout", "rdzv_timeout", "ib_error"),
 }
-"""Causes that lie with the machines, so that another attempt may succeed."""
+"""Causes that are the machines' fault, so another attempt may succeed."""
 
 
 class Outcome(NamedTuple):
     value: float | None = None
-    """Of the objective; None where there is none."""
+    """Value of the objective; None if there is none."""
     reason: str = ""
     lost: bool = False
-    """Whether the machines were the cause, so that another attempt may succeed."""
+    """Whether the machines were at fault, so another attempt may succeed."""
 
 
 def outcome_of(row: Run, objective: Objective) -> Outcome:
-    """The outcome of a run that has ended."""
+    """Return the outcome of an ended run."""
     if row.state == State.SUCCEEDED.value:
         return _value(row, objective)
     if row.state == State.CANCELLED.value:
@@ -64,8 +64,11 @@ def _value(row: Run, objective: Objective) -> Outcome:
     values = [point.value for point in of_objective(points, objective)]
     if not values:
         names = sorted({one.name for one in read.collection.series.values()})
-        known = did_you_mean(objective.metric, names) or f"it has {', '.join(names) or 'none'}"
-        return Outcome(reason=f"no metric {objective.metric!r} was found; {known}")
+        known = (
+            did_you_mean(objective.metric, names)
+            or f"the run has {', '.join(names) or 'no metrics'}"
+        )
+        return Outcome(reason=f"metric {objective.metric!r} not found; {known}")
     value = values[-1]
     if objective.value == "best":
         best = min if objective.direction == "minimize" else max
@@ -76,7 +79,7 @@ def _value(row: Run, objective: Objective) -> Outcome:
 
 
 def of_objective(points: Sequence[Point], objective: Objective) -> list[Point]:
-    """The points of the objective, of one source: a file rather than the log."""
+    """Return the objective's points from one source, preferring a file over the log."""
     own = [point for point in points if point.name == objective.metric]
     sources = sorted(
         {point.source for point in own}, key=lambda name: (name.startswith("log"), name)
@@ -86,19 +89,19 @@ def of_objective(points: Sequence[Point], objective: Objective) -> list[Point]:
 
 ATTEMPT, STOPPED, SLOT, PRUNED, REASON = "attempt", "stopped", "slot", "pruned", "reason"
 RESULTS, COST, CHARGED = "values", "cost", "charged"
-"""Attributes of a trial in the journal; the first three with the number of the repeat behind."""
+"""Attributes of a trial in the journal. The first three end with the number of the repeat."""
 _DIGITS = Decimal("1e-9")
 
 
 @dataclass
 class Live:
-    """A trial that is not finished. All of it is in the journal and the registry."""
+    """An unfinished trial. Its whole state is in the journal and the registry."""
 
     record: SweepRecord
     trial: Trial
     values: Values
     results: dict[int, Outcome] = field(default_factory=dict)
-    """Of its runs that have ended, by the number of the repeat."""
+    """Outcomes of its ended runs, by number of the repeat."""
     reader: RunMetrics | None = None
 
     @property
@@ -111,14 +114,14 @@ class Live:
 
     @property
     def open(self) -> list[int]:
-        """The repeats that have no result yet."""
+        """The repeats without a result."""
         return [repeat for repeat in self.repeats if repeat not in self.results]
 
     def attempt(self, repeat: int) -> int:
         return int(self.trial.user_attrs.get(f"{ATTEMPT} {repeat}", 0))
 
     def run(self, repeat: int, attempt: int | None = None) -> str:
-        """The run id of a repeat, of its current attempt unless another is given."""
+        """Return the run id of a repeat, by default of its current attempt."""
         chosen = self.attempt(repeat) if attempt is None else attempt
         seed = repeat if self.record.sweep.repeat > 1 else None
         return run_id(self.record.id, self.number, seed, chosen)
@@ -141,12 +144,12 @@ class Live:
         self.trial.set_user_attr(f"{SLOT} {repeat}", slot)
 
     def retry(self, repeat: int) -> None:
-        """Begin another attempt of a repeat, whose last one has ended."""
+        """Begin another attempt of a repeat, after the last one ended."""
         self.trial.set_user_attr(f"{ATTEMPT} {repeat}", self.attempt(repeat) + 1)
         self.reader = None
 
     def mark_stopped(self, repeat: int) -> None:
-        """Note that the sweep, and no one else, cancels the current attempt."""
+        """Record that the sweep itself is cancelling the current attempt."""
         self.trial.set_user_attr(f"{STOPPED} {repeat}", self.attempt(repeat))
 
     def is_stopped(self, repeat: int) -> bool:
@@ -158,10 +161,10 @@ class Live:
         return PRUNED in self.trial.user_attrs
 
     def should_stop_early(self, row: Run) -> bool:
-        """Report what its run has reported since the last time; whether the pruner ends it.
+        """Report the run's new values to the pruner. Return whether to end the run.
 
-        Each value is reported by itself, since a pruner looks at the last one only. A run that has
-        ended is reported to its end, for the trials that are compared with it.
+        Values are reported one by one, since a pruner checks only the last one. The values of an
+        ended run are reported to the end, because later trials are compared with them.
         """
         objective = self.record.sweep.objective
         if self.reader is None:
@@ -180,9 +183,9 @@ class Live:
         return False
 
     def keep_cost(self, known: Money | None, charged: Decimal) -> None:
-        """Keep what its runs have cost, as far as known, and what of the cap they have used up.
+        """Record the known cost of its runs, and how much of the cap they have used.
 
-        The runs may be removed later. No digit that is cut off makes an amount less.
+        The runs may be deleted later. Amounts are rounded up.
         """
         self.trial.set_user_attr(CHARGED, str(charged.quantize(_DIGITS, ROUND_UP)))
         if known is not None:
@@ -190,7 +193,7 @@ class Live:
             self.trial.set_user_attr(COST, [str(amount), known.currency])
 
     def tell(self, study: Study) -> str:
-        """Record its end in the journal; returns that in words."""
+        """Record its end in the journal. Return the result as text."""
         failures = [one.reason for one in self.results.values() if one.value is None]
         if self.pruned:
             study.tell(self.number, state=TrialState.PRUNED)
@@ -207,7 +210,7 @@ class Live:
 
 
 def begin(record: SweepRecord, study: Study, number: int) -> Live:
-    """A new trial, with the values that the sampler chooses."""
+    """Begin a new trial with values from the sampler."""
     study.sampler = samplers.sampler(record.sweep, number)
     point = samplers.point(record.sweep, record.points, number)
     if point is not None and not study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
@@ -217,7 +220,7 @@ def begin(record: SweepRecord, study: Study, number: int) -> Live:
 
 
 def unfinished(record: SweepRecord, study: Study) -> list[Live]:
-    """The trials that an earlier controller began, perhaps without choosing all of their values."""
+    """Return the trials that an earlier controller began; some may lack values, chosen here."""
     live = []
     for frozen in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         study.sampler = samplers.sampler(record.sweep, frozen.number)
@@ -227,7 +230,7 @@ def unfinished(record: SweepRecord, study: Study) -> list[Live]:
 
 
 def runs(record: SweepRecord, frozen: FrozenTrial) -> Iterator[str]:
-    """The run ids of all attempts of a trial."""
+    """Yield the run ids of all attempts of a trial."""
     sweep = record.sweep
     for repeat in range(sweep.repeat):
         seed = repeat if sweep.repeat > 1 else None
@@ -236,11 +239,11 @@ def runs(record: SweepRecord, frozen: FrozenTrial) -> Iterator[str]:
 
 
 def cost(frozen: FrozenTrial) -> Money | None:
-    """What the runs of a finished trial have cost; None where that was not known."""
+    """Return the cost of a finished trial's runs; None if unknown."""
     known = frozen.user_attrs.get(COST)
     return Money(Decimal(known[0]), known[1]) if known else None
 
 
 def charged(frozen: FrozenTrial) -> Decimal:
-    """What a finished trial has used up of the cap of its sweep."""
+    """Return how much of the sweep's cap a finished trial has used."""
     return Decimal(frozen.user_attrs.get(CHARGED, 0))

@@ -6,8 +6,10 @@ starts the program, hands the pipes of its output over, forwards signals, and en
 
 A progress bar returns to the start of its line, by a carriage return, and overwrites it many times
 a second. Its last state is a line like any other. Of those before, one in `EVERY` seconds goes to
-the log, marked by a carriage return before it; and of rank 0 the current one goes into a small
-file, which `deploykit` shows on a terminal.
+the log, marked by a carriage return before it. If the bar shows numbers such as ``loss=0.5``, from
+which curves are drawn, states go to the log more often at the start of a run: all that come
+`SOONEST` seconds apart, then about a thousand for each tenfold of the time. The current state of
+rank 0 goes into a small file, which `deploykit` shows on a terminal.
 """
 
 from __future__ import annotations
@@ -43,7 +45,11 @@ END = 64 * 1024
 DRAIN = 3.0
 """Seconds that a grandchild may keep the output open after the program has ended."""
 EVERY = 10.0
-"""Seconds between two states of a bar in a log."""
+"""Seconds between two states of a bar in a log, at most."""
+SOONEST = 0.05
+"""Seconds between two states with numbers, at least; tqdm draws every 0.1 s."""
+POINTS = 1000
+"""A state with numbers is logged once the bar is older by one in so many parts."""
 FRESH = 0.5
 """Seconds between two states in the file for terminals."""
 LONGEST = 64 * 1024
@@ -51,6 +57,8 @@ LONGEST = 64 * 1024
 NAME = "progress"
 """The file in the run folder."""
 _DONE = b"100%"
+_NUMBER = re.compile(rb"[A-Za-z_]\s?[=:]\s*(?:-?[\d.]+(?![\d.%])|nan|inf)")
+"""A name and its number, but no share as in ``train: 45%``."""
 _TRACEBACK = b"Traceback (most recent call last):"
 _UP = re.compile(rb"\x1b\[\d*A\s*$")
 """Ends the state of a bar that is drawn below another one, as tqdm does with `position`."""
@@ -352,6 +360,8 @@ class Lines:
         self._state = self._logged = self._shown = b""
         """The current state of a bar, empty where there is none; what was logged, and shown."""
         self._logged_at = self._shown_at = -EVERY
+        self._began: float | None = None
+        """When the first state was logged."""
 
     def whole(self, data: bytes) -> bytes | None:
         """The lines to log after `data`, joined: without a bar most output is taken at once.
@@ -382,18 +392,26 @@ class Lines:
         if self._state != self._shown and (not self._state or now >= self._shown_at + FRESH):
             self._shown, self._shown_at = self._state, now
             self._show()
-        if self._state not in (b"", self._logged) and now >= self._logged_at + EVERY:
+        if now >= self._log_due():
             self._logged, self._logged_at = self._state, now
+            self._began = now if self._began is None else self._began
             yield b"\r" + self._state
 
     def due(self) -> float:
         """When `tick` has something to do, if no data comes before."""
-        waiting = [float("inf")]
-        if self._state not in (b"", self._logged):
-            waiting.append(self._logged_at + EVERY)
+        waiting = [self._log_due()]
         if self._state != self._shown and self._file:
             waiting.append(self._shown_at + FRESH)
         return min(waiting)
+
+    def _log_due(self) -> float:
+        """When the state goes to the log: never if it is there, and sooner if it holds numbers."""
+        if self._state in (b"", self._logged):
+            return _INFINITE
+        pause = EVERY
+        if self._began is not None and _NUMBER.search(self._state):
+            pause = min(EVERY, max(SOONEST, (self._logged_at - self._began) / POINTS))
+        return self._logged_at + pause
 
     def finish(self) -> Iterator[bytes]:
         """The last line, which may be the last state of a bar."""

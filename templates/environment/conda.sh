@@ -1,6 +1,6 @@
 # shellcheck shell=sh disable=SC2154
 # The conda environment $environment, a name or a folder. `conda init` sets CONDA_EXE, micromamba's
-# MAMBA_EXE, but only in shells of a person.
+# MAMBA_EXE, but only in interactive shells.
 conda=
 for candidate in \
     "$CONDA_EXE" "$(command -v conda)" "$MAMBA_EXE" "$(command -v micromamba)" \

@@ -76,7 +76,7 @@ def test_a_cluster_that_answers_is_usable(cluster, capsys):
 def test_without_region_and_credentials_both_are_missing(capsys, no_aws, monkeypatch):
     row, _ = ask(capsys, "sagemaker")
     assert row["missing"] == ["no region", "no AWS credentials"]
-    region = "a job file may set sagemaker.region; for this check: export AWS_REGION=us-east-1"
+    region = "set sagemaker.region in a job file; for this check: export AWS_REGION=us-east-1"
     assert row["how"] == [region, "aws configure, aws sso login, AWS_PROFILE"]
     monkeypatch.setenv("AWS_PROFILE", "nope")
     monkeypatch.setenv("AWS_REGION", "us-east-1")

@@ -71,7 +71,7 @@ def test_its_whole_life(project, capsys):
     assert run(capsys, "cancel", "one")[0] == 0
     grid = ["--grid", "lr=1", "--metric", "loss", "--backend", "print", "--sweep", "s"]
     code, shown = run(capsys, "sweep", "start", *grid)
-    assert (code, "no metric 'loss' was found" in shown.err) == (1, True)
+    assert (code, "metric 'loss' not found" in shown.err) == (1, True)
     assert run(capsys, "logs", "s-0")[1].out == "[node 0] train.py --epochs 5 --lr 1\n"
     assert run(capsys, "rm", "s-0")[0] == 0
     assert "print\tyes\tdoctor\t" in run(capsys, "backends")[1].out

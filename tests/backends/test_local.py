@@ -249,3 +249,20 @@ def test_the_end_of_a_run_wakes_who_waits_for_it(tmp_path):
         local.await_end([handle], 10_000)
         assert shell.wait() == 0
     local.await_end([handle], 10_000)
+
+
+def test_the_curve_of_a_tqdm_bar_has_its_steps_and_logs_show_few_states(project, capsys):
+    (project / "train.py").write_text(
+        "import time\n"
+        "from tqdm import tqdm\n"
+        "bar = tqdm(range(1, 16), mininterval=0)\n"
+        "for step in bar:\n"
+        "    bar.set_postfix(loss=1 / step)\n"
+        "    time.sleep(0.15)\n"
+    )
+    run = submit(capsys, "--wait", "--set", "entrypoint.launcher=python")["run"]
+    assert cli.main(["metrics", run, "--name", "loss", "--csv"]) == 0
+    losses = capsys.readouterr().out.splitlines()[1:]
+    assert len(losses) >= 5  # all 15, unless the machine is very busy
+    assert cli.main(["logs", run]) == 0
+    assert capsys.readouterr().out.count("/15 [") < len(losses)

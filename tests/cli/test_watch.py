@@ -174,6 +174,11 @@ def test_a_page_fits_its_screen(start):
     page.until("... 12 more lines")
     assert "run-29" in page.seen  # the newest ones are first
     assert "run-05" not in page.seen
+    page.type("\x1b[B" * 29)
+    page.until("run-00")  # the table scrolls to the chosen run
+    page.type("l")
+    page.until("run-00: log of rank 0")
+    page.type("q")
     for run in runs:
         run.end()
     assert page.end() == 0

@@ -121,7 +121,7 @@ def test_spot_instances_with_what_they_have_cost(aws, project, capsys):
     assert "the quota 'ml.g5.xlarge for spot training job usage' is not listed; " in spot["reason"]
     assert spot["reason"].endswith(
         "EC2's spot price of g5.xlarge in the last 7 days: 0.4224 to 0.61 USD an hour; now 0.4224 "
-        "in us-east-1a, 30% of SageMaker's price on demand"
+        "in us-east-1a, 30% of SageMaker's on-demand price"
     )
     assert spot["settings"] == {"sagemaker.spot": "true", "sagemaker.max_wait": "1200s"}
     assert spot["cost"]["low"] < own["cost"]["low"]

@@ -106,8 +106,8 @@ def test_a_person_reads_what_where_why_and_what_to_do(tmp_path, capsys):
     path.write_text("[rank3]: x\nn7:1:2 [0] NCCL WARN Bootstrap : no socket interface found\n")
     assert cli.main(["diagnose", str(path)]) == 79
     told = capsys.readouterr().out
-    assert f"  proof   {path}:2, n7\n" in told
-    assert "  fix     List the interfaces on n7: ip -br addr" in told
+    assert f"  proof      {path}:2, n7\n" in told
+    assert "  fix        List the interfaces on n7: ip -br addr" in told
     path.write_text("step 1\n")
     assert cli.main(["diagnose", str(path)]) == 0
     assert capsys.readouterr().out == "healthy: these logs show no failure\n"

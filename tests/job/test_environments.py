@@ -241,7 +241,7 @@ def test_an_environment_on_another_host_is_not_looked_for_here(project):
 
 def test_a_container_has_its_own_python(project):
     found = problems("{conda: train}", "slurm", "slurm.container={image: x}")
-    assert "is not available in slurm.container" in found["environment.conda"]
+    assert "cannot be used with slurm.container" in found["environment.conda"]
 
 
 def test_sagemaker_says_what_to_use_instead(project, capsys):

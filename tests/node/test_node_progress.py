@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tqdm import tqdm
 
 from deploykit_node import relay
-from deploykit_node.relay import EVERY, FRESH, Lines
+from deploykit_node.relay import EVERY, FRESH, SOONEST, Lines
 
 
 def relayed(pieces, *, step=0.0):
@@ -53,6 +53,32 @@ def test_a_long_bar_leaves_a_line_in_ten_seconds():
     logged = relayed(states, step=1.0)
     assert logged[:-1] == [b"\r %d%%" % number for number in range(0, 100, int(EVERY))]
     assert logged[-1] == b" 99%"
+
+
+def states(seconds, step):
+    """A bar with a loss, drawn every `step` seconds."""
+    return [
+        b"\r %d/9 [00:01<00:05, loss=%.4f]" % (n, 1 / (n + 1)) for n in range(int(seconds / step))
+    ]
+
+
+def test_every_state_with_numbers_is_logged_at_first_so_that_curves_have_points():
+    bar = states(50, 0.1)
+    assert relayed(bar, step=0.1) == [*bar, bar[-1].lstrip(b"\r")]
+
+
+def test_a_long_bar_with_numbers_fills_no_log():
+    assert len(relayed(states(100, 0.01), step=0.01)) <= 100 / SOONEST
+    hours = relayed(states(10 * 3600, 1), step=1)
+    assert len(hours) <= 1000 * 4 + 36_000 / EVERY
+    assert [b"loss" in one for one in hours] == [True] * len(hours)
+
+
+@pytest.mark.parametrize(
+    "bar", [b"model.bin: %d%%|#| %d/9 [00:01<00:05, 3.1MB/s]", b"Epoch 1: %d%%|#| %d/9"]
+)
+def test_a_bar_without_numbers_stays_at_ten_seconds(bar):
+    assert len(relayed([b"\r" + bar % (n, n) for n in range(1000)], step=0.01)) <= 3
 
 
 def test_a_bar_that_stands_still_is_logged_when_it_is_due():

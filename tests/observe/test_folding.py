@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -136,3 +138,14 @@ def test_a_users_error_is_told_in_a_few_lines(project, capfd):
     raw = capfd.readouterr().out
     assert raw.count("Traceback") == 3
     assert "ChildFailedError" in raw
+
+
+def test_a_bar_is_shown_once_in_ten_seconds_for_each_rank():
+    start = datetime(2026, 11, 22, tzinfo=UTC)
+    states = [
+        LogLine(f"{second}", 0, rank, start + timedelta(seconds=second), bar=True)
+        for second in range(25)
+        for rank in (0, 1)
+    ]
+    found = [(line.rank, line.text) for line in Folding().fold(states)]
+    assert found == [(rank, text) for text in ("0", "10", "20") for rank in (0, 1)]

@@ -514,6 +514,8 @@ def test_round_numbers_on_an_axis(low, high, expected):
 def test_a_logarithmic_axis_has_powers_of_ten():
     assert charts.ticks(0.002, 30, logarithmic=True) == pytest.approx([0.01, 0.1, 1, 10])
     assert charts.ticks(0.3, 9, logarithmic=True) == pytest.approx([0.5, 1, 2, 5])
+    wide = [0.0003, 0.001, 0.003, 0.01, 0.03]  # labels of more would overlap
+    assert charts.ticks(0.00013, 0.068, logarithmic=True) == pytest.approx(wide)
 
 
 def test_a_thinned_curve_keeps_its_extremes():

@@ -115,7 +115,7 @@ sagemaker:
     ("backend", "rank", "said"),
     [
         ("local", "2", "rank '2' does not exist"),
-        ("sagemaker", "0", "no editor can connect to a container of SageMaker"),
+        ("sagemaker", "0", "editors cannot connect to SageMaker's containers"),
     ],
 )
 def test_a_debugger_that_could_not_connect_is_refused(project, capsys, backend, rank, said):

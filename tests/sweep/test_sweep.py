@@ -100,7 +100,7 @@ def test_without_any_success_the_code_says_so(write, sweep):
     write(objective="{metric: acuracy}", trials=1)
     found = sweep("start", "--json", code=1)
     assert found["best"] is None
-    assert "no metric 'acuracy' was found; it has loss, top" in found["trials"][0]["reason"]
+    assert "metric 'acuracy' not found; the run has loss, top" in found["trials"][0]["reason"]
     sweep("best", code=66)
     assert "no trial" in sweep.notes
 
@@ -212,7 +212,7 @@ def test_jobs_that_are_refused_wait_for_those_that_run(write, sweep, toy):
     (toy / "full").touch()
     sweep("start", "--sweep", "s", code=76)
     assert "the queue is full" in sweep.notes
-    assert "`deploykit sweep resume s` continues the sweep" in sweep.notes
+    assert "then resume the sweep: deploykit sweep resume s" in sweep.notes
     refuse.unlink()
     assert sweep("resume", "--json")["counts"] == {"succeeded": 3}
     assert set(plain.started(paths.state()).values()) == {1}
@@ -232,13 +232,13 @@ def test_the_cap_is_kept_with_running_trials_at_their_worst(write, sweep, toy):
     assert found["cost"] == {"amount": 80.0, "currency": "USD"}
     assert found["counts"] == {"succeeded": 4}
     assert (found["state"], found["total"]) == ("capped", 20)
-    assert "no more trials start: the next could exceed max_cost, 130.00 USD" in sweep.notes
+    assert "not starting more trials: the next could exceed max_cost (130.00 USD)" in sweep.notes
 
 
 @pytest.mark.parametrize(
     ("cap", "said"),
     [
-        ("59 USD", "max_cost: 59.00 USD is less than one trial may cost, 60.00 USD"),
+        ("59 USD", "max_cost: 59.00 USD is less than the 60.00 USD that one trial may cost"),
         ("99 EUR", "max_cost: is in EUR, but the prices are in USD"),
     ],
 )
@@ -258,7 +258,7 @@ def test_a_cap_that_is_too_low_is_refused(write, sweep, toy, cap, said):
             {"repeat": 2, "retries": 1},
             "cost: at most 480.00 USD: 2 trials x 60.00 USD x 2 repeats x 2 attempts\n",
         ),
-        ({"max_cost": "100 USD"}, "cost: at most 100.00 USD, max_cost, instead of 120.00 USD: 2"),
+        ({"max_cost": "100 USD"}, "cost: at most 100.00 USD (max_cost); without it, 120.00 USD: 2"),
     ],
 )
 def test_the_worst_case_is_said_before_the_first_trial(write, sweep, toy, keys, said):
@@ -284,7 +284,10 @@ def test_what_bills_names_the_budget_that_alerts(write, sweep, toy):
     assert '"TrainingJobName"' in text
     assert "cost: at most" in sweep.notes
     assert ": 3 trials x " in sweep.notes
-    assert "`deploykit infra` sets up a budget of the account that alerts by email" in sweep.notes
+    assert (
+        "`deploykit infra` creates a budget for the account that sends alerts by email"
+        in sweep.notes
+    )
 
 
 def test_a_dry_run_shows_the_first_trial_and_starts_nothing(write, sweep, toy):
@@ -330,22 +333,26 @@ def test_a_variable_of_the_launcher_is_refused(write, sweep):
     [
         ([], 64, "an action is required"),
         (["strat"], 64, "did you mean 'start'?"),
-        (["nope.yaml"], 66, "cannot read the job file nope.yaml"),
+        (["nope.yaml"], 66, "the sweep file nope.yaml does not exist"),
         (["--grid", "lr=1"], 64, "--grid requires --metric"),
-        (["start"], 66, "cannot read the job file sweep.yaml"),
+        (["start"], 66, "the sweep file sweep.yaml does not exist"),
         (["start", "--grid", "lr=1"], 64, "--grid requires --metric"),
         (["start", "x.yaml", "--grid", "lr=1", "--metric", "m"], 64, "cannot be used together"),
-        (["status", "--grid", "lr=1"], 64, "--grid is for `deploykit sweep start`"),
+        (["status", "--grid", "lr=1"], 64, "--grid applies only to `deploykit sweep start`"),
         (
             ["stop", "--detach"],
             64,
-            "--detach is for `deploykit sweep start` and `deploykit sweep res",
+            "--detach applies only to `deploykit sweep start` and `deploykit",
         ),
-        (["best", "-b", "local"], 64, "--backend is for `deploykit sweep start`"),
-        (["start", "--write", "x"], 64, "--write is for `deploykit sweep best`"),
-        (["status", "--", "x"], 64, "an argument after `--` is for `deploykit sweep start`"),
-        (["stop", "--dry-run"], 64, "--dry-run is for `deploykit sweep start`"),
-        (["status"], 66, "there are no sweeps yet"),
+        (["best", "-b", "local"], 64, "--backend applies only to `deploykit sweep start`"),
+        (["start", "--write", "x"], 64, "--write applies only to `deploykit sweep best`"),
+        (
+            ["status", "--", "x"],
+            64,
+            "an argument after `--` applies only to `deploykit sweep start`",
+        ),
+        (["stop", "--dry-run"], 64, "--dry-run applies only to `deploykit sweep start`"),
+        (["status"], 66, "no sweeps yet"),
         (["stop", "nope"], 66, "no sweep matches 'nope'"),
     ],
 )
@@ -358,7 +365,7 @@ def test_ids(toy, sweep):
     grid = ["--grid", "lr=1", "--metric", "loss", "--sweep"]
     sweep(*grid, "a-1")
     sweep(*grid, "a-1", code=64)
-    assert "the sweep a-1 exists already" in sweep.notes
+    assert "sweep a-1 already exists" in sweep.notes
     sweep(*grid, "a b", code=64)
     sweep(*grid, "a-2")
     sweep("status", "a-", code=66)
@@ -478,13 +485,13 @@ def test_a_sweep_of_a_newer_deploykit_says_so(write, sweep, toy):
     (folder / "sweep.json").write_text(json.dumps(data))
     for name in ("later-2", "lat"):
         sweep("status", name, code=66)
-        assert "error: the sweep later-2 was made by a newer deploykit than this" in sweep.notes
+        assert "error: sweep later-2 was made by a newer deploykit than this" in sweep.notes
         assert "pip install -U deploykit" in sweep.notes
     assert sweep("list") == ""
     assert "not listed: later-2 was made by a newer deploykit than this" in sweep.notes
     (folder / "sweep.json").write_text('{"sweep": 1')
     sweep("status", "later-2", code=66)
-    assert "the sweep later-2 is not valid JSON" in sweep.notes
+    assert "sweep later-2 is not valid JSON" in sweep.notes
 
 
 @pytest.mark.parametrize(
@@ -524,7 +531,7 @@ def test_an_interrupt_ends_the_controller_and_no_run(write, sweep, toy):
         controller.send_signal(signal.SIGINT)
         _, told = controller.communicate()
     assert controller.returncode == 130
-    assert "its runs continue; `deploykit sweep resume s` continues the sweep" in told
+    assert "the runs continue; `deploykit sweep resume s` resumes the sweep" in told
     found = sweep("status", "--json")
     assert (found["state"], found["trials"][0]["runs"][0]["state"]) == ("interrupted", "running")
     (paths.state() / "runs/go").touch()

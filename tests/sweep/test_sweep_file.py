@@ -56,7 +56,7 @@ def test_every_problem_with_its_line_and_what_was_meant(tmp_path):
         ("{}", "expected exactly one of `choice` and `range`"),
         ("{choice: [1], range: [1, 2]}", "expected exactly one of `choice` and `range`"),
         ("{choice: []}", "parameters.x.choice: is empty"),
-        ("{choice: [a, a]}", "parameters.x.choice: contains a value twice"),
+        ("{choice: [a, a]}", "parameters.x.choice: contains a duplicate value"),
         ("{choice: [1, 2], log: true}", "parameters.x.log: applies to a `range` only"),
         ("{range: [2, 1]}", "expected the lowest and the highest value"),
         ("{range: [1, 2, 3]}", "expected the lowest and the highest value"),
@@ -67,8 +67,8 @@ def test_every_problem_with_its_line_and_what_was_meant(tmp_path):
         ("{range: [0, 1e17], int: true}", "is too large for whole numbers"),
         ("{range: [0, 1], step: 1e-9}", "divides the range into more than 1,000,000 values"),
         ("{range: [0, 1], step: 2}", "must be above 0, and within the range"),
-        ("{choice: [1], as: 'env:A B'}", "'A B' is not an environment variable's name"),
-        ("{choice: [1], as: '--x'}", "expected {value} in it"),
+        ("{choice: [1], as: 'env:A B'}", "'A B' is not a valid environment variable name"),
+        ("{choice: [1], as: '--x'}", "must contain {value}"),
         ('{choice: [1], as: "--x \'{value}"}', "a quote is not closed"),
         (
             "{choice: [1], if: {y: 1}}",
@@ -88,7 +88,7 @@ def test_a_parameter_that_is_wrong(tmp_path, parameter, said):
         ("sampler: cma-es\ntrials: 4", "`cma-es` requires at least two parameters with a `range`"),
         ("sampler: grid", "parameters.x: a grid requires a `step`"),
         ("pruner: hyperband\ntrials: 4", "max_steps: is required for `hyperband`"),
-        ("repeat: 3\ntrials: 4\nrepeat_as: --s", "repeat_as: expected {value} in it"),
+        ("repeat: 3\ntrials: 4\nrepeat_as: --s", "repeat_as: must contain {value}"),
         ("repeat: 3\ntrials: 4\npruner: asha", "repeat: cannot be combined with a pruner"),
     ],
 )

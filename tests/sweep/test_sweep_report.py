@@ -14,7 +14,7 @@ from deploykit.cli import main as cli
 from deploykit.lib import paths, render
 from deploykit.observe import charts
 from deploykit.observe.charts import Axis
-from tests.browser import BROWSER
+from tests.browser import AXE, BROWSER, findings
 from tests.live_run import OnTerminal
 from tests.observe.test_report import EVIL, checked
 from tests.sweep.test_sweep import SLEEP, deploykit, priced, wait_for
@@ -43,7 +43,7 @@ def test_the_page_of_a_sweep(searched, sweep):
         "s finished",
         "10 of 10 trials on plain: 10 succeeded",
         f"The best is trial {best['trial']}, loss {best['value']:.6g}",
-        "It has cost 200.00 USD.",
+        "Cost so far: 200.00 USD.",
         "deploykit sweep best s --write best.yaml",
         "PED-ANOVA",
         "Each line is a successful trial",
@@ -77,12 +77,22 @@ def test_the_page_of_a_sweep(searched, sweep):
     assert sweep("report", "s", "--force", "--json")["sweep"] == "s"
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None or not AXE.exists(), reason="optional: `make axe`, Chromium")
+def test_axe_has_no_serious_finding_on_a_sweep(searched, sweep):
+    sweep("report", "s", "-o", "page.html")
+    for shape in ({"width": 1200}, {"width": 1200, "scheme": "dark"}, {"width": 390}):
+        found = findings(Path("page.html"), **shape)
+        assert found["passed"] > 10
+        assert (found["lines"], found["wider"]) == ([], 0)
+
+
 def test_repeated_trials_are_set_beside_the_best(write, sweep):
     write(trials=2, parallel=2, repeat=2, repeat_as=json.dumps(SEED))
     sweep("start", "--sweep", "s")
     sweep("report")
     found = checked("report-s.html").text
-    assert "beside the best" in found
+    assert "compared with the best" in found
     assert "may be as good" in found
     assert "it takes 10 trials" not in found  # one parameter has no importance
 
@@ -132,12 +142,17 @@ def test_watch_shows_what_runs_and_what_has_ended(write, sweep, toy):
         assert (going["trial"], going["run"], going["state"]) == (0, "s-0", "running")
         assert (going["progress"]["step"], going["progress"]["total"]) == (3, 3)
         shown = sweep("watch", "--once")
-        assert "s: running\n  trials  2 of 2: 1 running, 1 succeeded\n" in shown
-        assert "\n0      s-0  running  step 3/3" in shown
+        done = f"{'━' * 20}{'─' * 20} 50%"
+        assert f"s: running\n  done    {done}\n  trials  2 of 2: 1 running, 1 succe" in shown
+        assert "\n0      running  ━━━━━━ 3/3" in shown
         assert "\nended  state      loss" in shown
         words = ("sweep", "watch", "s", "--interval", "1s")
         live = OnTerminal(*words, PYTHONPATH=os.environ["PYTHONPATH"])
-        live.until("Ctrl-C closes this page")
+        live.until("q quit; the sweep continues")
+        live.until(" 3/3")
+        live.type("l")
+        live.until("s-0: log of rank 0")
+        live.type("q")
         (paths.state() / "runs/go").touch()
         live.until("s: finished")
         assert live.end() == 0

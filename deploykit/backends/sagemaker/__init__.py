@@ -50,12 +50,12 @@ def missing(absent: Sequence[str]) -> Iterator[tuple[str, str]]:
     if not where:
         yield (
             "no region",
-            "a job file may set sagemaker.region; for this check: export AWS_REGION=us-east-1",
+            "set sagemaker.region in a job file; for this check: export AWS_REGION=us-east-1",
         )
     try:
         aws.identify(where)
     except DeploykitError as error:
-        yield str(error), error.hint or "aws sts get-caller-identity shows who you are to AWS"
+        yield str(error), error.hint or "`aws sts get-caller-identity` shows your AWS identity"
 
 
 def examine(

@@ -283,7 +283,7 @@ def errors(region: str) -> Iterator[None]:
     ) as error:
         raise NotPermitted(f"no valid AWS credentials: {error}", hint=_CREDENTIALS) from error
     except botocore.ParamValidationError as error:
-        hint = "pip install -U boto3, which may be too old for a setting of the job"
+        hint = "pip install -U boto3; this version may be too old for a setting of the job"
         raise SubmitRefused(f"boto3 refuses the request: {error}", hint=hint) from error
     except botocore.BotoCoreError as error:
         if "recursion depth" in str(error):
@@ -319,8 +319,8 @@ def _is_of_service(error: Any) -> bool:
 
 def _no_answer(region: str, what: str) -> TryAgain:
     return TryAgain(
-        f"AWS sent no valid answer in {region}: {what}",
-        hint="a proxy, the login page of a network or a wrong AWS_ENDPOINT_URL may answer instead",
+        f"invalid response from AWS in {region}: {what}",
+        hint="a proxy, a network's login page or a wrong AWS_ENDPOINT_URL may have answered",
     )
 
 

@@ -112,7 +112,7 @@ def _verify(client: Any, file: RemoteFile, path: Path) -> None:
     if wrong:
         path.unlink()
         raise TryAgain(
-            f"{file.address} changed or was damaged while it was downloaded",
+            f"{file.address} changed or was damaged during the download",
             hint="run the same command again",
         )
 
@@ -124,7 +124,7 @@ def _md5() -> Any:
 def transfer_price(size: int) -> str:
     """Describe what AWS bills for a download from outside its network."""
     price = f"{size / 1e9 * _PRICE:.2f} USD"
-    return f"AWS bills up to {price} for {units.size(size)} that leave it; 100 GB a month are free"
+    return f"AWS bills up to {price} to download {units.size(size)}; 100 GB a month are free"
 
 
 def remains(handle: Handle, output: str) -> Iterator[tuple[str, str]]:

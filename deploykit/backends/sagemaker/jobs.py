@@ -47,7 +47,7 @@ _OTHER_ACCOUNT = (
 )
 _NEXT_RUN = """\
 the next run can allow it: --set sagemaker.remote_debug=true
---debug has PyTorch's flight recorder write what it has when a collective times out"""
+--debug makes PyTorch's flight recorder write a dump when a collective times out"""
 _INSIDE = """\
 inside, for each process of your script: pip install py-spy; py-spy dump --pid PID
 algo-2 and so on are the other nodes; the session needs the Session Manager plugin"""
@@ -208,7 +208,7 @@ def attach(run: str, folder: Path, target: str | None) -> Handle:
         raise UsageError("no region is chosen", hint="--target REGION, or AWS_REGION")
     handle = find(run, folder, where)
     if handle is None:
-        raise NotFound(f"SageMaker has no job {run} in {where}", hint="is it in another region?")
+        raise NotFound(f"SageMaker has no job {run} in {where}", hint="check the region")
     return handle
 
 
@@ -336,7 +336,7 @@ def _status(job: Any) -> Status:
     reason = job.get("FailureReason") or (_WAITING | _TIMED_OUT | _REASONS).get(secondary, "")
     started, billed = job.get("TrainingStartTime"), job.get("BillableTimeInSeconds")
     if secondary == "MaxWaitTimeExceeded" and started:
-        reason = "did not end within max_wait, which counts the wait for spot instances"
+        reason = "did not end within max_wait, which includes the wait for spot instances"
     code = _EXIT_CODE.search(reason) if state is State.FAILED else None
     trained = job.get("TrainingTimeInSeconds")
     if trained and billed is not None:

@@ -34,7 +34,7 @@ _SPOT = Decimal("0.9")
 https://docs.aws.amazon.com/sagemaker/latest/dg/model-managed-spot-training.html"""
 _MONTH = 730
 """Hours of a month, by which AWS turns a price per month into one per hour."""
-_PLAN = "the price of a training plan; the plan is paid in advance, and AWS's console shows it"
+_PLAN = "the price of a training plan; it is paid in advance, and the AWS console shows its price"
 _REFRESH = "`deploykit cost --refresh` asks AWS"
 _ENDPOINTS = {"ap": "ap-south-1", "eu": "eu-central-1"}
 """Regions of the price list, by the beginning of a near region; else us-east-1:
@@ -121,7 +121,7 @@ def _notes(options: Options) -> Iterator[str]:
     yield "low and likely: one attempt that uses its whole time limit"
     if options.spot:
         yield "spot: waiting for instances is not billed; max_wait only ends the job"
-        yield f"spot: low is with AWS's largest saving, {_SPOT:.0%}; likely and worst are on-demand"
+        yield f"spot: low assumes AWS's maximum saving, {_SPOT:.0%}; likely and worst are on-demand"
     yield "endpoint hours: none, since deploykit creates no endpoints"
     yield "not counted: S3, CloudWatch, data transfer, uploads after the time limit, taxes"
 
@@ -149,7 +149,7 @@ def refresh_prices(job: JobSpec, options: Options) -> str:  # noqa: ARG001 - the
     known = dict(filter(None, products))
     hourly = {name: price for name, price in known.items() if name.startswith("ml.")}
     if not hourly:
-        raise BackendUnavailable(f"AWS's price list has no prices of training in {where}")
+        raise BackendUnavailable(f"AWS's price list has no training prices for {where}")
     today = dt.datetime.now(dt.UTC).date().isoformat()
     source, disk = "AWS's price list (GetProducts)", known.get("VolumeUsage.gp2", "")
     path = prices.store(PROVIDER, PriceList(where, "USD", today, source, hourly, disk))
@@ -260,7 +260,7 @@ def _spot_prices(options: Options, where: str) -> str:
     on_demand = prices.machine(PROVIDER, where, kind)
     share = ""
     if on_demand and on_demand[0].amount:
-        share = f", {newest[zone] / on_demand[0].amount:.0%} of SageMaker's price on demand"
+        share = f", {newest[zone] / on_demand[0].amount:.0%} of SageMaker's on-demand price"
     return (
         f"EC2's spot price of {name} in the last {_SPOT_DAYS} days: {money.exact(min(amounts))} to "
         f"{money.exact(max(amounts))} USD an hour; now {money.exact(newest[zone])} in {zone}{share}"

@@ -228,16 +228,16 @@ def _check_features(job: JobSpec, options: Options) -> Iterator[Problem]:
             message = f"{options.distribution} starts the ranks, and `launcher: python` the script"
             yield Problem("sagemaker.distribution", message, "distribution: none")
         if job.preflight and job.resources.nodes > 1:
-            message = "the nodes cannot test the network before a plain process of each"
+            message = "the network test requires torchrun, which `launcher: python` does not use"
             yield Problem("preflight", message, "remove it, or use launcher: torchrun")
     if (job.profile or "").startswith("nsys") and options.distribution != "none":
         message = "nsys needs ranks started by deploykit, but here SageMaker's toolkit starts them"
-        yield Problem("profile", message, "torch:20:25, which PyTorch's own profiler records")
+        yield Problem("profile", message, "torch:20:25, PyTorch's own profiler")
     if checks.DEBUGGER in job.env:
-        message = "no editor can connect to a container of SageMaker"
+        message = "editors cannot connect to SageMaker's containers"
         yield Problem(f"env.{checks.DEBUGGER}", message, "remove --debugger, or run it locally")
     if job.log_limit != backend.LOG_LIMIT:
-        message = "is not enforced on SageMaker: CloudWatch takes all output, and bills it"
+        message = "is not enforced on SageMaker: CloudWatch stores all output, and AWS bills it"
         yield Problem("log_limit", message, severity="warning")
 
 
@@ -381,7 +381,9 @@ def _limits(shape: Any, value: Any, path: str) -> Iterator[tuple[str, str, str]]
         yield path, f"{amount}; the maximum is {high}", ""
     choices, pattern = shape.get("enum", ()), shape.get("pattern")
     if choices and value not in choices:
-        known = ", ".join(choices) if len(choices) <= _MAX_LISTED else f"{len(choices)} are known"
+        known = (
+            ", ".join(choices) if len(choices) <= _MAX_LISTED else f"{len(choices)} are accepted"
+        )
         hint = did_you_mean(value, choices) or known
         yield path, f"{value!r} is not one of the accepted values", hint
     elif pattern and size <= (high or size) and _compiled(pattern).fullmatch(value) is None:

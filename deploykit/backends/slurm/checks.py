@@ -105,7 +105,7 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     yield from _check_environment(job, options)
     limit, notice = job.resources.time_limit, options.signal_seconds
     if notice is not None and notice >= limit:
-        message = f"{notice} s is not less than the time limit of {limit} s"
+        message = f"{notice} s must be less than the time limit of {limit} s"
         hint = "lower it, or raise resources.time_limit"
         yield Problem("slurm.signal_seconds", message, hint)
     if job.resources.memory is not None and job.resources.memory < _MIN_MEMORY:
@@ -167,7 +167,7 @@ def _check_locations(job: JobSpec, options: Options) -> Iterator[Problem]:
         return
     for path, location in backend.locations(job).items():
         if Path(location).is_relative_to(job.source):
-            message = f"{location} is in the source folder of this machine"
+            message = f"{location} is in the source folder on this machine"
             yield Problem(path, message, f"the path on {options.host}", severity="warning")
 
 
@@ -204,7 +204,7 @@ def _check_values(options: Options) -> Iterator[Problem]:
             yield Problem(path, "is empty", "omit the key to use the site's default")
     for name in ("nodelist", "exclude"):
         if "[" in re.sub(r"\[[^][]+\]", "", value := getattr(options, name) or ""):
-            message = f"{value!r} has a bracket that is not closed, and Slurm would ignore it"
+            message = f"{value!r} has an unclosed bracket, and Slurm would ignore it"
             yield Problem(f"slurm.{name}", message, "node[01-02]")
     for number, line in enumerate(options.setup):
         if "\r" in line:
@@ -237,7 +237,7 @@ def _check_srun(options: Options) -> Iterator[Problem]:
             message = f"deploykit sets srun's --{name if name in taken else taken[0]} itself"
             yield Problem(f"slurm.srun[{number}]", message, "remove it")
         if name == "auto-resume" and options.container and options.container.runtime == "pyxis":
-            message = "HyperPod's srun does not combine it with Pyxis's options"
+            message = "HyperPod's srun does not support it together with Pyxis"
             hint = "container.runtime: apptainer, or remove it"
             yield Problem(f"slurm.srun[{number}]", message, hint, severity="warning")
 
@@ -306,7 +306,7 @@ def _check_environment(job: JobSpec, options: Options) -> Iterator[Problem]:
     if kind and options.container is not None:
         yield Problem(
             f"environment.{kind}",
-            "is not available in slurm.container, whose image brings its own Python",
+            "cannot be used with slurm.container, whose image has its own Python",
             "remove one of the two, or set slurm.python to a Python inside the image",
         )
     elif options.host is None:

@@ -180,7 +180,7 @@ def _inspect_login_node(host: str, options: Options) -> _LoginNode:
     code, out, err = remote.run(host, questions)
     lines = out.decode(errors="replace").split("\n", 5)
     if code or len(lines) < len(_LoginNode._fields):
-        raise BackendUnavailable(f"{host}: {err.strip() or 'it printed no facts'}")
+        raise BackendUnavailable(f"{host}: {err.strip() or 'unexpected output'}")
     return _LoginNode(*lines)
 
 
@@ -192,7 +192,7 @@ def _login_node_findings(node: _LoginNode, job: JobSpec, options: Options) -> It
             "error",
             f"required programs are missing on {options.host}",
             (f"not on PATH: {', '.join(programs)}",),
-            Fix("choose another login node as slurm.host, or load them in its shell's start-up"),
+            Fix("choose another slurm.host, or load them in its shell start-up files"),
         )
     if not node.writable:
         yield Finding(

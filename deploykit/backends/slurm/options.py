@@ -53,8 +53,8 @@ class Container:
     mounts: Annotated[
         tuple[str, ...],
         Help(
-            "More folders to mount, as `FOLDER` or `FOLDER:INSIDE`. The folders of the run and of "
-            "the job file are always mounted.",
+            "Additional folders to mount, as `FOLDER` or `FOLDER:INSIDE`. The folders of the run "
+            "and of the job file are always mounted.",
             "[/scratch]",
         ),
     ] = ()
@@ -133,7 +133,7 @@ class Options:
     setup: Annotated[
         tuple[str, ...],
         Help(
-            "Shell lines that the batch script runs before srun. One that fails ends the job.",
+            "Shell lines that the batch script runs before srun. A failing line ends the job.",
             "[ulimit -c 0]",
         ),
     ] = ()
@@ -161,8 +161,8 @@ class Options:
     price: Annotated[
         str | None,
         Help(
-            "What the site charges, for `deploykit cost` and `max_cost`. With `billing-hour`, the "
-            "partition's TRESBillingWeights in the site profile count. Default: nothing.",
+            "What the site charges, for `deploykit cost` and `max_cost`. With `billing-hour`, "
+            "the TRESBillingWeights of its partition in the site profile apply. Default: nothing.",
             example="2.10 USD/gpu-hour",
         ),
         PRICE,

@@ -131,13 +131,13 @@ def check_prerequisites(plan: Plan) -> None:
     for program in ("sbatch", "squeue", "scontrol", "srun"):
         if shutil.which(program) is None:
             raise BackendUnavailable(
-                f"the program {program!r} is not on PATH",
+                f"{program} is not on PATH",
                 hint="submit from a login node of the cluster, or set slurm.host",
             )
     # submitit opens its files in the locale's encoding
     if not plan.text.isascii() and locale.getencoding().lower() != "utf-8":
         raise SubmitRefused(
-            "the script contains characters that may not exist in the encoding "
+            "the script contains characters that may be impossible to encode in "
             f"{locale.getencoding()}",
             hint="export LC_ALL=C.UTF-8",
         )

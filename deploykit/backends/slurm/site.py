@@ -362,7 +362,7 @@ def _check_features_of_site(job: JobSpec, options: Options, site: Site) -> Itera
         message = "Pyxis is not installed: srun has no --container-image"
         yield Problem("slurm.container.runtime", message, "apptainer, if the nodes have it")
     if job.resources.memory is not None and not site.has_memory:
-        message = "slurm.conf gives nodes no memory, so none can be requested"
+        message = "slurm.conf does not configure the nodes' memory, so jobs cannot request it"
         yield Problem("resources.memory", message, "remove it")
 
 
@@ -386,7 +386,7 @@ def _check_nodes(
     total, usable = sum(group.count for group in fitting), sum(group.usable for group in fitting)
     name = f"partition {partition.name}"
     if total < resources.nodes:
-        what = "nodes" if missing else "nodes with what this job requests"
+        what = "nodes" if missing else "nodes with the requested resources"
         hint = f"at most {total}" if total else "request less"
         yield Problem("resources.nodes", f"{name} has {total} {what}", hint)
     elif usable < resources.nodes:

@@ -49,7 +49,7 @@ def check(env: Mapping[str, str], *, launcher: str = "") -> None:
     """
     if not env.get("DEPLOYKIT_PROFILE", "").startswith("nsys"):
         return
-    other = "choose torch:FIRST:LAST, which PyTorch's own profiler records"
+    other = "choose torch:FIRST:LAST, PyTorch's own profiler"
     if launcher:
         raise BadEnvironment(
             f"profile: nsys needs ranks started by deploykit, not by {launcher}; {other}."

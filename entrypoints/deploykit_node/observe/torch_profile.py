@@ -151,7 +151,7 @@ class _Range(_Profile):
         import torch
 
         if not torch.cuda.is_available():
-            raise RuntimeError("nsys sees steps through CUDA only, and there is no GPU")
+            raise RuntimeError("nsys can record single steps only with CUDA, and there is no GPU")
         torch.cuda.profiler.start()
         return self
 

@@ -77,7 +77,7 @@ STATES = [
     ),
     (
         *("Stopped/MaxWaitTimeExceeded", {"TrainingStartTime": BEGIN}, State.FAILED),
-        "did not end within max_wait, which counts the wait for spot instances",
+        "did not end within max_wait, which includes the wait for spot instances",
     ),
     ("Completed/Completed", {}, State.SUCCEEDED, "completed"),
     ("Completed/Completed", BILLED, State.SUCCEEDED, "completed; 3600 of 3600 s billed"),

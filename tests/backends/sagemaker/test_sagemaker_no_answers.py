@@ -92,7 +92,7 @@ def test_what_is_no_answer_is_said(aws, planned, tmp_path, action):
     unread = {name for name, error in said.items() if "Internal Server Error" in error.message}
     assert unread <= (set(ANSWERS) if action == "PUT" else set())
     for name in set(said) - unread:
-        assert said[name].message.startswith("AWS sent no valid answer in us-east-1: ")
+        assert said[name].message.startswith("invalid response from AWS in us-east-1: ")
         assert "a wrong AWS_ENDPOINT_URL" in said[name].hint
 
 
@@ -108,7 +108,7 @@ def test_a_submit_that_a_login_page_answers_is_never_queued(aws, project, capsys
     submit = ["submit", "--backend", "sagemaker", "--run", "digits-1"]
     aws.respond = lambda *_: (200, *PAGE)
     assert cli.main(submit) == 75
-    assert "AWS sent no valid answer" in capsys.readouterr().err
+    assert "invalid response from AWS" in capsys.readouterr().err
     aws.respond = lambda one, forward: (
         (200, *PAGE) if one.action == "CreateTrainingJob" else forward()
     )

@@ -105,7 +105,7 @@ def test_refresh_on_the_command_line(asked, project, capsys):
 @pytest.mark.aws
 def test_an_answer_without_prices_keeps_what_there_was(aws):
     aws.answers["GetProducts"] = lambda _: {"FormatVersion": "aws_v1", "PriceList": []}
-    with pytest.raises(BackendUnavailable, match="has no prices of training in us-east-1"):
+    with pytest.raises(BackendUnavailable, match="has no training prices for us-east-1"):
         offers.refresh_prices(*vary(region="us-east-1"))
     assert prices.stored("sagemaker", "us-east-1") is None
 

@@ -25,7 +25,7 @@ def test_squeue():
     assert states.status(rows["37"]).started is None
     assert states.status(rows["37"]).reason == "waiting for the job that it depends on"
     assert states.status(rows["39"]).reason == (
-        "nodes that it requires are down, drained or reserved (UnavailableNodes:n1)"
+        "required nodes are down, drained or reserved (UnavailableNodes:n1)"
     )
     assert (rows["34"].name, rows["39"].folder) == ("run-a", "/a|b/source")
 

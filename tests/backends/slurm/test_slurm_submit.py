@@ -134,7 +134,7 @@ def test_find_does_not_guess(fake_slurm, tmp_path):
 def test_without_slurm(make_plan, send, monkeypatch, tmp_path):
     plan = make_plan("")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BackendUnavailable, match="'sbatch' is not on PATH"):
+    with pytest.raises(BackendUnavailable, match="sbatch is not on PATH"):
         send(plan)
 
 
