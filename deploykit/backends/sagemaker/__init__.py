@@ -29,6 +29,7 @@ from deploykit.backends.sagemaker.offers import alternatives, cost, refresh_pric
 from deploykit.backends.sagemaker.options import Options, bills, environment_region
 from deploykit.backends.sagemaker.rules import check
 from deploykit.backends.sagemaker.submission import plan, submit
+from deploykit.backends.sagemaker.uploads import storage_price, unsent_data
 from deploykit.job.model import JobSpec
 from deploykit.lib.errors import DeploykitError
 
@@ -92,7 +93,9 @@ __all__ = [
     "remains",
     "remove_remains",
     "status",
+    "storage_price",
     "submit",
     "transfer_price",
+    "unsent_data",
     "when",
 ]

@@ -12,6 +12,7 @@ from deploykit.backends.sagemaker import catalog
 from deploykit.doctor.requirements import BUCKET, REGION
 from deploykit.job.decode import Bounds, Duration, Help, Pattern, Usual
 from deploykit.job.model import CHANNEL, JobSpec
+from deploykit.lib import paths
 
 ROLE = Pattern(
     r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[a-zA-Z0-9_+=,.@/-]+",
@@ -454,6 +455,14 @@ class Options:
     def code_key(self, bundle: str) -> str:
         return f"{self.prefix}/bundles/{bundle}/sourcedir.tar.gz"
 
+    def data_location(self, digest: str) -> str:
+        """S3 prefix of the files of an uploaded folder, named by its hash."""
+        return f"s3://{self.bucket}/{self.prefix}/data/{digest}/"
+
+    def manifest_key(self, digest: str) -> str:
+        """The object that is written when all files of a folder are uploaded."""
+        return f"{self.prefix}/data-manifests/{digest}.json"
+
     def channel(self, name: str) -> Channel:
         return self.channels.get(name, Channel())
 
@@ -492,3 +501,14 @@ def channel_names(job: JobSpec, options: Options) -> list[str]:
 def channel_location(job: JobSpec, options: Options, name: str) -> str | None:
     """The S3 location of a channel; None if the job file names none."""
     return options.channel(name).s3 or job.data.get(name)
+
+
+def local_data(job: JobSpec, options: Options) -> dict[str, str]:
+    """The channels of `data` that are folders or files of this machine, which are uploaded."""
+    return {
+        name: location
+        for name, location in job.data.items()
+        if not paths.is_address(location)
+        and options.channel(name).s3 is None
+        and options.channel(name).file_system_id is None
+    }

@@ -35,12 +35,13 @@ from deploykit.backends.sagemaker.options import (
     channel_names,
     has_group,
     launched,
+    local_data,
     region,
 )
 from deploykit.backends.sagemaker.request import argument_vector
 from deploykit.doctor.requirements import IMPOSSIBLE_BUCKET, REGION
 from deploykit.job import checks
-from deploykit.job.model import JobSpec, Problem
+from deploykit.job.model import DataFolder, JobSpec, Problem
 from deploykit.job.spelling import did_you_mean
 from deploykit.lib import units
 from deploykit.lib.errors import BackendUnavailable
@@ -209,7 +210,9 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
         kind = options.instance_type or (None if options.instance_groups else _USUAL_TYPE)
         image, where = options.image_uri or "image", region(options) or _USUAL_REGION
         options = replace(options, image_uri=image, region=where, instance_type=kind)
-    rendered = request.render(job, options, run=_ANY_RUN, bundle=_ANY_BUNDLE)
+    rendered = request.render(
+        job, options, run=_ANY_RUN, bundle=_ANY_BUNDLE, data=_any_data(job, options)
+    )
     yield from _check_request(job, options)
     try:
         wrong = list(_type_problems(rendered)) if options.request else []
@@ -219,6 +222,15 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
             raise
         return
     yield from (problem for problem in refused if problem.path not in errors)
+
+
+def _any_data(job: JobSpec, options: Options) -> list[DataFolder]:
+    """The folders of data that would be uploaded, without reading them."""
+    target = options.data_location(_ANY_BUNDLE)
+    return [
+        DataFolder(name, Path(location), target=target)
+        for name, location in local_data(job, options).items()
+    ]
 
 
 def _check_features(job: JobSpec, options: Options) -> Iterator[Problem]:
@@ -236,6 +248,8 @@ def _check_features(job: JobSpec, options: Options) -> Iterator[Problem]:
     if checks.DEBUGGER in job.env:
         message = "no editor can connect to a container of SageMaker"
         yield Problem(f"env.{checks.DEBUGGER}", message, "remove --debugger, or run it locally")
+    local = local_data(job, options)
+    yield from backend.missing_data(replace(job, data=local))
     if job.log_limit != backend.LOG_LIMIT:
         message = "is not enforced on SageMaker: CloudWatch takes all output, and bills it"
         yield Problem("log_limit", message, severity="warning")
@@ -248,7 +262,9 @@ def _check_request(job: JobSpec, options: Options) -> Iterator[Problem]:
     if options.sender == "sdk":
         message = "the SageMaker SDK cannot send further fields of the request"
         yield Problem("sagemaker.request", message, "sender: boto3")
-    own = dict(_leaves(request.render(job, replace(options, request={}), run="", bundle="")))
+    planned = replace(options, request={})
+    data = _any_data(job, planned)
+    own = dict(_leaves(request.render(job, planned, run="", bundle="", data=data)))
     for path, value in _leaves(options.request):
         keys = {key for field, key in _KEYS.items() if f"{path}.".startswith(f"{field}.")}
         if keys:
@@ -619,6 +635,8 @@ def _data_facts(job: JobSpec, options: Options) -> dict[str, Any]:
     usable = channels(
         lambda c: c.s3 is None and c.input_mode == "File" and c.directory_path is not None
     )
+    local = local_data(job, options)
+    uploaded = {f"data.{name}" for name in local}
     replaced = {f"data.{name}" for name in [*channels(lambda c: c.s3 is not None), *file_systems]}
     names = channel_names(job, options)
     upper = [name.upper() for name in names]
@@ -647,7 +665,10 @@ def _data_facts(job: JobSpec, options: Options) -> dict[str, Any]:
         "locations_outside_s3": [
             path
             for path, location in backend.locations(job).items()
-            if re.fullmatch(S3.regex, location) is None and path not in replaced
+            if re.fullmatch(S3.regex, location) is None and path not in replaced | uploaded
+        ],
+        "folders_read_as_manifests": [
+            name for name in local if options.channel(name).s3_data_type != "S3Prefix"
         ],
         "impossible_buckets": [
             path for path, name in buckets.items() if IMPOSSIBLE_BUCKET.search(name)
