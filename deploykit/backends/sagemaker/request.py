@@ -87,6 +87,8 @@ def render(
     }
     if options.max_wait is not None:
         request["StoppingCondition"]["MaxWaitTimeInSeconds"] = options.max_wait
+    if options.max_pending is not None:
+        request["StoppingCondition"]["MaxPendingTimeInSeconds"] = options.max_pending
     inputs = [_channel(job, options, name) for name in channel_names(job, options)]
     if options.source_is_a_channel:
         inputs.append(_s3_channel("code", options.code(bundle)))
@@ -213,8 +215,8 @@ def _launcher(job: JobSpec, options: Options) -> dict[str, Any]:
 
 def _algorithm(options: Options) -> dict[str, Any]:
     algorithm: dict[str, Any] = {"TrainingInputMode": "File", "TrainingImage": _image(options)}
-    if options.image_uri is None:
-        algorithm["EnableSageMakerMetricsTimeSeries"] = True
+    if options.metrics_time_series is not None or options.image_uri is None:
+        algorithm["EnableSageMakerMetricsTimeSeries"] = options.metrics_time_series is not False
     if definitions := metrics(options):
         algorithm["MetricDefinitions"] = definitions
     return algorithm
@@ -268,6 +270,13 @@ def _resources(job: JobSpec, options: Options) -> dict[str, Any]:
         ]
     else:
         resources["InstanceCount"] = job.resources.nodes
+    if options.instance_preferences:
+        resources["InstancePreferences"] = [
+            {"InstanceType": one.instance_type}
+            | ({"TrainingPlanArns": [one.training_plan]} if one.training_plan else {})
+            for one in options.instance_preferences
+        ]
+    elif not options.instance_groups:
         resources["InstanceType"] = options.instance_type
     chosen = {
         "VolumeKmsKeyId": options.volume_kms_key,
@@ -351,6 +360,8 @@ def _extras(job: JobSpec, options: Options) -> dict[str, Any]:
     if options.tensorboard_output is not None:
         config = {"S3OutputPath": options.tensorboard_output, "LocalPath": TENSORBOARD}
         extras["TensorBoardOutputConfig"] = config
+    if options.infra_check:
+        extras["InfraCheckConfig"] = {"EnableInfraCheck": True}
     if options.remote_debug:
         extras["RemoteDebugConfig"] = {"EnableRemoteDebug": True}
     if options.subnets:

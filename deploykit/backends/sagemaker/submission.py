@@ -7,7 +7,14 @@ from functools import partial
 from pathlib import Path
 
 from deploykit.backends.sagemaker import aws, estimator, jobs, request, uploads
-from deploykit.backends.sagemaker.options import Options, launched, local_data, machines, region
+from deploykit.backends.sagemaker.options import (
+    Options,
+    launched,
+    local_data,
+    machines,
+    preferred,
+    region,
+)
 from deploykit.bundle import data_folder
 from deploykit.job.model import Bundle, Handle, JobSpec, Plan, Problem
 from deploykit.lib import progress
@@ -36,7 +43,10 @@ def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
     folders = [data_folder.scan(channel, location) for channel, location in local]
     data = tuple(one._replace(target=options.data_location(one.hash)) for one in folders)
     rendered = request.render(job, options, run=run, bundle=bundle.hash, data=data)
-    text = " + ".join(f"{count} x {kind}" for count, kind in machines(job, options))
+    text = " or ".join(
+        " + ".join(f"{count} x {kind}" for count, kind in machines(job, alone))
+        for alone in preferred(options)
+    )
     spot = ", spot" if options.spot else ""
     account, role = options.role.split(":")[4], options.role.rpartition("/")[2]
     return Plan(

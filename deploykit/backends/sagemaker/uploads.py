@@ -17,7 +17,7 @@ import hashlib
 import io
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from deploykit.backends.sagemaker import aws
@@ -79,9 +79,11 @@ class _Store:
         self.region, self.options, self.bucket = region, options, options.bucket
         self.owner = {"ExpectedBucketOwner": options.owner}
         self.encryption: dict[str, str] = {}
+        if options.kms_key is not None:
+            self.encryption = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": options.kms_key}
 
     def has(self, key: str, checksum: str) -> bool:
-        """Whether S3 stores this checksum for the object."""
+        """Whether S3 stores this checksum for the object, and has encrypted it with `kms_key`."""
         where = {"Bucket": self.bucket, "Key": key, **self.owner}
         try:
             head = self.client.head_object(**where, ChecksumMode="ENABLED")
@@ -95,7 +97,15 @@ class _Store:
             raise
         # after a hyphen, S3 adds the number of parts; stores that imitate S3 may not
         stored = head.get("ChecksumSHA256", "").partition("-")[0]
-        return bool(stored == checksum.partition("-")[0])
+        same = stored == checksum.partition("-")[0]
+        return bool(same and self._is_encrypted(head))
+
+    def _is_encrypted(self, head: Mapping[str, str]) -> bool:
+        """Whether the object has the encryption of `kms_key`; S3 does not tell a key's alias."""
+        key = self.options.kms_key
+        if key is None or "alias/" in key:
+            return key is None or "kms" in head.get("ServerSideEncryption", "")
+        return head.get("SSEKMSKeyId", "").endswith(key.rpartition("/")[2])
 
     def put(self, key: str, content: Any, checksum: str) -> None:
         with self.allowed("s3:PutObject"):

@@ -265,6 +265,33 @@ def test_a_file_that_changes_while_it_is_sent_is_never_used(aws, with_data, data
     assert sent_requests(aws) == []
 
 
+KEY = "arn:aws:kms:us-east-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
+
+
+@pytest.mark.parametrize("key", [KEY, KEY.rpartition("/")[2], "alias/ours"])
+def test_source_and_data_are_encrypted_with_the_key(aws, with_data, tmp_path, key):
+    """Also what was uploaded before the key was chosen; each object once."""
+    sagemaker.submit(with_data(), tmp_path)
+    aws.requests.clear()
+    sagemaker.submit(with_data("digits-2", kms_key=key), tmp_path)
+    puts = [one for one in aws.requests if one.method == "PUT"]
+    assert len(puts) == len(FILES) + 2
+    assert {one.headers["x-amz-server-side-encryption"] for one in puts} == {"aws:kms"}
+    assert {one.headers["x-amz-server-side-encryption-aws-kms-key-id"] for one in puts} == {key}
+    aws.requests.clear()
+    sagemaker.submit(with_data("digits-3", kms_key=key), tmp_path)
+    assert [one for one in aws.requests if one.method == "PUT"] == []
+
+
+def test_a_missing_permission_for_the_key_is_named(aws, with_data, tmp_path):
+    message = f"not authorized to perform: kms:GenerateDataKey on resource: {KEY} because"
+    denied = f"<Error><Code>AccessDenied</Code><Message>{message}</Message></Error>".encode()
+    aws.respond = lambda one, forward: (403, [], denied) if one.method == "PUT" else forward()
+    with pytest.raises(NotPermitted) as caught:
+        sagemaker.submit(with_data(kms_key=KEY), tmp_path)
+    assert f"allow your user or role kms:GenerateDataKey on {KEY}" in caught.value.hint
+
+
 def test_a_folder_that_does_not_exist_is_a_problem_like_others(job_file, capsys):
     assert cli.main(["check", "-b", "sagemaker", "--set", "data.train=./mydata"]) == 65
     assert "was not found on this machine" in capsys.readouterr().err
