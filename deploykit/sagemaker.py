@@ -17,7 +17,7 @@ import os
 from typing import Any
 
 from deploykit.backends.sagemaker import estimator as sdk
-from deploykit.backends.sagemaker import submission
+from deploykit.backends.sagemaker import uploads
 from deploykit.job.file import Overrides
 from deploykit.job.job import Job, source
 from deploykit.run import lifecycle
@@ -28,23 +28,27 @@ def estimator(
     overrides: Overrides = (),
     *,
     run: str | None = None,
+    yes: bool = False,
 ) -> Any:
     """Return a job's `PyTorch` estimator; `fit()` sends the request that the dry run shows.
 
     `job` is a job file or a `deploykit.Job`. `overrides` are ``a.b=c``, as after ``--set``. `run`
-    names the training job; default: a new name. `fit()` uploads the source first. Its arguments are
-    the SDK's; the defaults for inputs and name are those of the job. The job is not added to
-    deploykit's list of runs: monitor it with the estimator.
+    names the training job; default: a new name. `fit()` uploads the source and the data of this
+    machine first; `yes` confirms more than 10 GB of data. Its arguments are the SDK's; the defaults
+    for inputs and name are those of the job. The job is not added to deploykit's list of runs:
+    monitor it with the estimator.
 
-    Raises JobFileError with every problem of the job, and BackendUnavailable if the SDK is not
-    installed.
+    Raises JobFileError with every problem of the job, BackendUnavailable if the SDK is not
+    installed, and UsageError for much data without `yes`.
     """
     sdk.require()
     plan = lifecycle.prepare(source(job), overrides, "sagemaker", run).plan
+    if not yes:
+        lifecycle.require_confirmation(plan)
     return sdk.estimator(
         plan.job,
         plan.options,
         json.loads(plan.text),
         sdk.session(plan),
-        lambda: submission.upload(plan),
+        lambda: uploads.upload(plan),
     )

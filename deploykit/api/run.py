@@ -289,9 +289,12 @@ class Plan:
         """The total size of `files`, in bytes."""
         return self._plan.bundle.size
 
-    def submit(self) -> Run:
-        """Send the plan; a second call returns the same run. Raises the errors of `submit`."""
-        return Run(lifecycle.submit(self._plan), self.warnings)
+    def submit(self, *, yes: bool = False) -> Run:
+        """Send the plan; a second call returns the same run. Raises the errors of `submit`.
+
+        `yes` confirms an upload of more than 10 GB of data.
+        """
+        return Run(lifecycle.submit(self._plan, yes=yes), self.warnings)
 
     def __str__(self) -> str:
         return self.text

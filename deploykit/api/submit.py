@@ -50,19 +50,20 @@ def submit(  # noqa: PLR0913 - the command's options
     set: Mapping[str, Any] | None = None,  # noqa: A002 - as --set
     run: str | None = None,
     strict: bool = False,
+    yes: bool = False,
 ) -> Run:
     """Submit a job and return at once; `Run.warnings` lists any warnings.
 
     `job` is a job file, a script or a `Job`. The default for `backend` is the job's own, then your
     config's, then local. `args` are added after those of the job. `set` overrides keys by their
     path: ``{"resources.nodes": 2}``. `run` is the run id: the same id never starts a second job.
-    `strict` treats warnings as errors.
+    `strict` treats warnings as errors. `yes` confirms an upload of more than 10 GB of data.
 
     Raises NotFound (no such file), JobFileError (with every problem) or UsageError (an invalid
-    argument). If nothing was started, the backend raises SubmitRefused, BackendUnavailable,
-    NotPermitted or TryAgain; if the job may exist, it raises Uncertain.
+    argument, or much data without `yes`). If nothing was started, the backend raises SubmitRefused,
+    BackendUnavailable, NotPermitted or TryAgain; if the job may exist, it raises Uncertain.
     """
-    return _plan(job, backend, args, set, run, strict=strict, pack=True).submit()
+    return _plan(job, backend, args, set, run, strict=strict, pack=True).submit(yes=yes)
 
 
 def _plan(  # noqa: PLR0913 - as submit

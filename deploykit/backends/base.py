@@ -208,6 +208,17 @@ class Capabilities(Backend, Protocol):
         Offered if nodes see the run folder, where `deploykit.launch` keeps its results.
         """
 
+    # ------------------------------------------------------------ folders of `data` that are sent
+
+    def unsent_data(self, plan: Plan) -> int:
+        """Bytes of `plan.data` that the target does not have. Queries it.
+
+        Raises BackendUnavailable, NotPermitted, TryAgain or SubmitRefused.
+        """
+
+    def storage_price(self, size: int) -> str:
+        """Describe the cost of keeping `size` bytes of data, in a few words. Offline."""
+
     # ------------------------------------------------------------ cost and time
 
     def bills(self, options: Any) -> bool:

@@ -71,6 +71,7 @@ _LEFT_OUT = [pattern for pattern in (*SECRETS, *_CLUTTER) if not pattern.startsw
 _DEFAULT = _names(pattern for pattern in _LEFT_OUT if not pattern.endswith("/"))
 _DEFAULT_FOLDER = _names(pattern[:-1] for pattern in _LEFT_OUT if pattern.endswith("/"))
 _NOT_DEFAULT = _names(pattern[1:] for pattern in SECRETS if pattern.startswith("!"))
+_CLUTTER_NAME = _names(pattern.rstrip("/") for pattern in _CLUTTER)
 _ALWAYS = {False: {".git"}, True: {".git", ".deploykit"}}
 """Names of files and of folders that nothing can include."""
 
@@ -78,12 +79,14 @@ _ALWAYS = {False: {".git"}, True: {".git", ".deploykit"}}
 class IgnoreRules:
     """The ignore rules of one source folder, read while it is walked from the top down.
 
+    Without `git`, only ``.deploykitignore`` and the defaults decide.
     Raises OSError where an ignore file cannot be read: the files that it names might be bundled.
     """
 
-    def __init__(self, source: Path) -> None:
+    def __init__(self, source: Path, *, git: bool = True) -> None:
         self._source = source
-        self._git, self._hidden = _rules_above(source.resolve())
+        self._uses_git = git
+        self._git, self._hidden = _rules_above(source.resolve()) if git else ([], False)
         self._explicit: list[_Decide] = []
         self._entered: set[str] = set()
 
@@ -93,6 +96,8 @@ class IgnoreRules:
             return
         self._entered.add(folder)
         for name, into in ((".gitignore", self._git), (".deploykitignore", self._explicit)):
+            if into is self._git and not self._uses_git:
+                continue
             decide = _read(self._source / folder / name, itself=into is self._git)
             if decide is not None:
                 into.insert(0, partial(_below, decide, folder))
@@ -110,6 +115,12 @@ class IgnoreRules:
         if is_default and not _NOT_DEFAULT.match(last):
             return True
         return self._hidden or bool(_decision(self._git, name))
+
+    def withheld(self, path: str, *, is_folder: bool) -> bool:
+        """Whether an ignored `path` is left out only because its name suggests a secret."""
+        is_clutter = _CLUTTER_NAME.match(path.rpartition("/")[2].lower())
+        name = f"{path}/" if is_folder else path
+        return not is_clutter and _decision(self._explicit, name) is None
 
     def travels(self, path: str) -> bool:
         """Whether the file `path` would be bundled, by its name and those of its folders."""

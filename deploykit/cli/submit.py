@@ -13,15 +13,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from deploykit.backends import base as backend
 from deploykit.cli import arguments, output
 from deploykit.cost import cap
 from deploykit.job import script as script_job
 from deploykit.job.checks import DEBUGGER
 from deploykit.job.file import Option
-from deploykit.job.model import Entry
+from deploykit.job.model import DataFolder, Entry
 from deploykit.lib import paths, units
+from deploykit.lib.errors import UsageError
 from deploykit.run import budgets, lifecycle
 from deploykit.run.lifecycle import Prepared
 
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 _LARGE = 10_000_000
 """Bytes of a source above which its largest files are named."""
 _SHOWN = 3
+_LISTED = 20
+"""Files of a folder of data that a dry run lists one by one."""
 _SWITCHES = ("preflight", "debug", "stop_at_cap")
 _VALUES = ("max_cost", "profile")
 """Options that are keys of a job: those without and with a value."""
@@ -72,6 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--run", metavar="ID", help="run id; the same id never starts a second job")
     parser.add_argument(
+        "--yes", action="store_true", help="upload more than 10 GB of data without asking"
+    )
+    parser.add_argument(
         "--save", type=Path, metavar="FILE", help="also write this job to a new job file"
     )
 
@@ -98,8 +105,9 @@ def run(args: argparse.Namespace) -> int:
         show(prepared, as_json=args.json)
         return 0
     announce(prepared)
+    yes = args.yes or _agreed(prepared, args)
     with _bars():
-        row = lifecycle.submit(prepared.plan)
+        row = lifecycle.submit(prepared.plan, yes=yes)
     if not args.wait:
         if args.json:
             output.emit(output.run_data(row))
@@ -139,11 +147,47 @@ def _switches(args: argparse.Namespace) -> list[Option]:
     return own
 
 
+def _agreed(prepared: Prepared, args: argparse.Namespace) -> bool:
+    """Whether a person at the terminal agrees to upload much data; False if that is not asked.
+
+    Raises UsageError if they do not agree.
+    """
+    if args.json or not output.can_ask() or not (size := lifecycle.much_data(prepared.plan)):
+        return False
+    if output.ask(f"Upload {units.size(size)} of data?", ("no", "yes")) == "no":
+        raise UsageError("nothing was sent")
+    return True
+
+
 def announce(prepared: Prepared) -> None:
-    """Note where a job goes and what it may cost, before it is sent."""
+    """Note where a job goes, which data are uploaded and what it may cost, before it is sent."""
     if prepared.plan.summary:
         output.note(prepared.plan.summary)
+    _note_data(prepared)
     _note_cost(prepared)
+
+
+def _note_data(prepared: Prepared, *, listed: bool = False) -> None:
+    """Note each folder of data that is uploaded unless the target has it; `listed`: its files."""
+    for folder in prepared.plan.data:
+        counted = f"{units.plural(len(folder.files), 'file')}, {units.size(folder.size)}"
+        price = _storage_price(prepared, folder)
+        output.note(
+            f"data.{folder.channel}: {counted} in {folder.source}",
+            f"  uploaded once to {folder.target}" + (f"; {price}" if price else ""),
+        )
+        if listed:
+            largest = sorted(folder.files, key=lambda file: -file.size)
+            output.note(
+                *(f"{units.size(file.size):>12}  {file.path}" for file in largest[:_LISTED])
+            )
+            if len(largest) > _LISTED:
+                output.note(f"{'':>12}  and {len(largest) - _LISTED:,} more")
+
+
+def _storage_price(prepared: Prepared, folder: DataFolder) -> str | None:
+    engine = backend.find(prepared.plan.backend)
+    return engine.storage_price(folder.size) if backend.offers(engine, "storage_price") else None
 
 
 def _note_cost(prepared: Prepared) -> Estimate | None:
@@ -197,6 +241,7 @@ def show(prepared: Prepared, *, as_json: bool) -> None:
     if not as_json:
         if plan.sent_with:
             output.note(f"sent with {plan.sent_with}")
+        _note_data(prepared, listed=True)
         output.block(plan.text)
         return
     output.emit(
@@ -213,7 +258,19 @@ def show(prepared: Prepared, *, as_json: bool) -> None:
                 "files": [entry.path for entry in plan.bundle.entries],
                 "kept_back": list(plan.bundle.kept_back),
             },
+            "data": [_data(prepared, folder) for folder in plan.data],
             "cost": estimate and estimate.data(),
             "warnings": [problem._asdict() for problem in prepared.warnings],
         }
     )
+
+
+def _data(prepared: Prepared, folder: DataFolder) -> dict[str, Any]:
+    return {
+        "channel": folder.channel,
+        "source": str(folder.source),
+        "target": folder.target,
+        "bytes": folder.size,
+        "files": [{"path": file.path, "bytes": file.size} for file in folder.files],
+        "price": _storage_price(prepared, folder),
+    }

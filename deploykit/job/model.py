@@ -489,6 +489,44 @@ class Bundle(NamedTuple):
         return sum(entry.size for entry in self.entries)
 
 
+class DataFile(NamedTuple):
+    """A file of a `DataFolder`. `path` is relative, with forward slashes."""
+
+    path: str
+    size: int
+    checksum: str
+    """SHA-256 as S3 stores it; see `deploykit.bundle.data_folder`."""
+    stamp: tuple[int, ...]
+    """Times and inode, which change if the file does."""
+
+
+class DataFolder(NamedTuple):
+    """A folder or single file of `data` on this machine, which `submit` uploads."""
+
+    channel: str
+    source: Path
+    files: tuple[DataFile, ...] = ()
+    is_file: bool = False
+    manifest: str = ""
+    """Paths, sizes and checksums of all files, as JSON."""
+    hash: str = ""
+    """SHA-256 of the manifest, which names the content."""
+    target: str = ""
+    """The address of the files, chosen by the backend."""
+    warnings: tuple[Problem, ...] = ()
+    """About files that are left out."""
+
+    @property
+    def top(self) -> Path:
+        """The folder of the files."""
+        return self.source.parent if self.is_file else self.source
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+
 class Plan(NamedTuple):
     """Everything that `submit` will send. A dry run prints `text`."""
 
@@ -507,6 +545,8 @@ class Plan(NamedTuple):
     """What will be billed, in one line that `submit` prints first; may be empty."""
     sent_with: str = ""
     """Names of the credentials that will send it, such as a profile; empty: the environment's."""
+    data: tuple[DataFolder, ...] = ()
+    """Folders of `data` that are uploaded unless the target has them."""
 
 
 class LogLine(NamedTuple):

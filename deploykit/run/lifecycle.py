@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from deploykit.backends import base as backend
 from deploykit.backends.base import Backend
 from deploykit.bundle import archive as bundle
-from deploykit.bundle import revision, secret_scan
+from deploykit.bundle import data_folder, revision, secret_scan
 from deploykit.cost import cap
 from deploykit.cost.estimate import Estimate
 from deploykit.job import file as jobfile
@@ -24,12 +24,14 @@ from deploykit.job import script as script_job
 from deploykit.job.decode import as_data, encodable
 from deploykit.job.file import Draft, JobFile, Overrides, Source
 from deploykit.job.model import Bundle, JobSpec, Plan, Problem, State, Status
-from deploykit.lib import paths, shell
+from deploykit.lib import paths, shell, units
 from deploykit.lib.errors import DeploykitError, JobFileError, TryAgain, Uncertain, UsageError
 from deploykit.run import budgets, config, excluded_nodes, registry
 from deploykit.run import state as run_state
 from deploykit.run.registry import Run
 
+_MUCH_DATA = 10_000_000_000
+"""Bytes of data above which an upload has to be confirmed."""
 _TIME_LIMIT = 3600
 """Seconds assumed if a required time limit is missing, so that the rest can be checked."""
 _MAX_OTHER_RUNS = 1000
@@ -126,8 +128,13 @@ def check_all(file: JobFile) -> list[Problem]:
     warnings = file.raise_on([*all_problems, *_shared_checkpoints(file.job)])
     for name, options in file.sections.items():
         if packed is not None:  # what shows only in the text that would be sent
-            backend.find(name).plan(file.job, options, run="check", bundle=packed)
+            plan = backend.find(name).plan(file.job, options, run="check", bundle=packed)
+            warnings += _data_warnings(plan)
     return warnings
+
+
+def _data_warnings(plan: Plan) -> list[Problem]:
+    return [warning for folder in plan.data for warning in folder.warnings]
 
 
 def problems(file: JobFile, name: str) -> Iterator[Problem]:
@@ -233,6 +240,9 @@ def prepare(  # noqa: PLR0913 - as submit
     identity = registry.checked_id(run) if run else registry.new_id(file.job.name)
     warnings += _shared_checkpoints(file.job, identity, ask=pack)
     plan = backend.find(name).plan(file.job, file.sections[name], run=identity, bundle=packed)
+    warnings += _data_warnings(plan)
+    if pack:
+        data_folder.remember(plan.data)
     if paths.left_out().exists():
         plan, excluded = excluded_nodes.applied(plan, ask=pack)
         warnings += excluded
@@ -248,12 +258,38 @@ def _others(draft: Draft) -> list[str]:
     return [] if backend.DEFAULT in sections else sections
 
 
-def submit(plan: Plan) -> Run:
+def much_data(plan: Plan) -> int:
+    """Bytes of data to upload, if so many that the upload has to be confirmed; else 0.
+
+    Asks the target what it has, but only about much data. Raises what the backend raises.
+    """
+    engine = backend.find(plan.backend)
+    size = sum(folder.size for folder in plan.data)
+    if size <= _MUCH_DATA or not backend.offers(engine, "unsent_data"):
+        return 0
+    unsent = engine.unsent_data(plan)
+    return unsent if unsent > _MUCH_DATA else 0
+
+
+def require_confirmation(plan: Plan) -> None:
+    """Raise UsageError if the plan uploads much data, which nobody has confirmed."""
+    if size := much_data(plan):
+        raise UsageError(
+            f"{plan.run} would upload {units.size(size)} of data, more than "
+            f"{units.size(_MUCH_DATA)}; nothing was sent",
+            hint="to confirm it: `deploykit submit --yes`, or yes=True in Python",
+        )
+
+
+def submit(plan: Plan, *, yes: bool = False) -> Run:
     """Send a plan once: a second submit of the same run id returns the run that the first started.
 
-    Raises UsageError if the id belongs to another job or the budget has too little left,
-    TryAgain while another process submits it, and whatever the backend raises.
+    Raises UsageError if the id belongs to another job, the budget has too little left, or much data
+    would be uploaded without `yes`; TryAgain while another process submits it; and whatever the
+    backend raises.
     """
+    if not yes:
+        require_confirmation(plan)
     folder = paths.private_folder(paths.run_folder(plan.run))
     with paths.submitting(folder, plan.run):
         try:

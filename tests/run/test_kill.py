@@ -53,8 +53,8 @@ SLURM = points(
     ("after", "submitit.core.utils:CommandFunction.__call__", True),
 )
 SAGEMAKER = points(
-    ("before", "deploykit.backends.sagemaker.submission:upload", False),
-    ("after", "deploykit.backends.sagemaker.submission:upload", False),
+    ("before", "deploykit.backends.sagemaker.uploads:upload", False),
+    ("after", "deploykit.backends.sagemaker.uploads:upload", False),
     ("after", "deploykit.backends.sagemaker:submit", True),
 )
 

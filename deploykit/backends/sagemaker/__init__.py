@@ -30,6 +30,7 @@ from deploykit.backends.sagemaker.options import Options, bills, environment_reg
 from deploykit.backends.sagemaker.policy import submitter_policy
 from deploykit.backends.sagemaker.rules import check
 from deploykit.backends.sagemaker.submission import plan, submit
+from deploykit.backends.sagemaker.uploads import storage_price, unsent_data
 from deploykit.job.model import JobSpec
 from deploykit.lib.errors import DeploykitError
 
@@ -93,8 +94,10 @@ __all__ = [
     "remains",
     "remove_remains",
     "status",
+    "storage_price",
     "submit",
     "submitter_policy",
     "transfer_price",
+    "unsent_data",
     "when",
 ]

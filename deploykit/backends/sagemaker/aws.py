@@ -22,6 +22,8 @@ from deploykit.lib.errors import (
 _ATTEMPTS = 5
 _TIMEOUT = 60.0
 """Seconds for a connection and for an answer: botocore's defaults."""
+_CONNECTIONS = 10
+"""botocore's default."""
 _PROBE_TIMEOUT = 5.0
 """Seconds for a question whose only purpose is to learn whether AWS answers."""
 _CREDENTIALS = "aws configure, aws sso login, AWS_PROFILE"
@@ -123,8 +125,11 @@ def client(
     *,
     attempts: int = _ATTEMPTS,
     timeout: float = _TIMEOUT,
+    connections: int = _CONNECTIONS,
 ) -> Any:
     """A client for `service` (boto3's name) that retries as botocore does; `timeout` in seconds.
+
+    It keeps up to `connections` open.
 
     Raises BackendUnavailable if boto3 is not installed, and what `errors` raises.
     """
@@ -132,7 +137,12 @@ def client(
     from botocore.config import Config
 
     retries = {"mode": "standard", "max_attempts": attempts}
-    config = Config(retries=retries, connect_timeout=timeout, read_timeout=timeout)
+    config = Config(
+        retries=retries,
+        connect_timeout=timeout,
+        read_timeout=timeout,
+        max_pool_connections=connections,
+    )
     with errors(region):
         return made.client(service, config=config)
 
@@ -341,12 +351,21 @@ def _from_service(error: Any, region: str) -> DeploykitError:
     return _refused(name, text)
 
 
+def denied_action(error: BaseException) -> str:
+    """The action that IAM's message names, and its resource; empty if it names none.
+
+    It may be another one than the request's.
+    """
+    match = _ACTION.search(message(error))
+    if match is None:
+        return ""
+    return f"{match[1]} on {match[2]}" if match[2] else match[1]
+
+
 def _permission(error: Any) -> str:
-    """The hint: which action to allow. The message may name another one than the request."""
+    """The hint: which action to allow."""
     text = message(error)
-    action = error.operation_name
-    if match := _ACTION.search(text):
-        action = f"{match[1]} on {match[2]}" if match[2] else match[1]
+    action = denied_action(error) or error.operation_name
     if "explicit deny" in text:
         return f"a policy denies {action}, which overrides any Allow: ask its administrator"
     return f"allow your user or role {action} in IAM"

@@ -16,7 +16,7 @@ from deploykit.job.model import Handle
 from deploykit.lib import shell, units
 from deploykit.lib.errors import NotPermitted, TryAgain
 
-_AT_ONCE = 20
+AT_ONCE = 20
 """Requests at the same time; many small files need more than s3transfer's default of 10."""
 _PRICE = 0.09
 """US dollars for a GB that leaves AWS: the first 10 TB a month from most regions, after 100 GB
@@ -39,7 +39,7 @@ def files(handle: Handle, part: str) -> Sequence[RemoteFile] | None:
     client = client_of("s3", handle)
     objects = []
     with aws.errors(handle.target):
-        for entries in _pages(client, bucket, prefix):
+        for entries in pages(client, bucket, prefix):
             for entry in entries:
                 name = entry["Key"].removeprefix(prefix)
                 if name and not name.endswith("/"):  # a console's mark of an empty folder
@@ -50,9 +50,10 @@ def files(handle: Handle, part: str) -> Sequence[RemoteFile] | None:
     return objects
 
 
-def _pages(client: Any, bucket: str, prefix: str) -> Iterator[list[Any]]:
-    """The objects below a prefix, up to a thousand at a time."""
-    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+def pages(client: Any, bucket: str, prefix: str, **more: str) -> Iterator[list[Any]]:
+    """The objects below a prefix, up to a thousand at a time. `more` are fields of the request."""
+    lister = client.get_paginator("list_objects_v2")
+    for page in lister.paginate(Bucket=bucket, Prefix=prefix, **more):
         if entries := page.get("Contents"):
             yield entries
 
@@ -72,7 +73,7 @@ def download(
             done(bytes_transferred)
 
     client = client_of("s3", handle)
-    config = transfer.TransferConfig(max_concurrency=_AT_ONCE)
+    config = transfer.TransferConfig(max_concurrency=AT_ONCE)
     with aws.errors(handle.target), transfer.create_transfer_manager(client, config) as manager:
         pending = []
         for file in files:
@@ -140,7 +141,7 @@ def remove_remains(handle: Handle, output: str) -> None:
         return
     client = client_of("s3", handle)
     with aws.errors(handle.target):
-        for entries in _pages(client, bucket, key):
+        for entries in pages(client, bucket, key):
             keys = [{"Key": entry["Key"]} for entry in entries]
             answer = client.delete_objects(Bucket=bucket, Delete={"Objects": keys})
             if refused := answer.get("Errors"):

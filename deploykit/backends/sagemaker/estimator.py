@@ -47,6 +47,8 @@ _FIELDS = {
     "security_group_ids": "VpcConfig.SecurityGroupIds",
     "encrypt_inter_container_traffic": "EnableInterContainerTrafficEncryption",
     "enable_network_isolation": "EnableNetworkIsolation",
+    "enable_infra_check": "InfraCheckConfig.EnableInfraCheck",
+    "enable_sagemaker_metrics": "AlgorithmSpecification.EnableSageMakerMetricsTimeSeries",
     "enable_remote_debug": "RemoteDebugConfig.EnableRemoteDebug",
     "output_path": "OutputDataConfig.S3OutputPath",
     "output_kms_key": "OutputDataConfig.KmsKeyId",
@@ -167,12 +169,12 @@ def estimator(
 
     `fit()` calls `upload` for the source, because the SDK would drop the entry point's folder.
     `replaced` are arguments of the estimator that differ from those of the job. Raises UsageError
-    for a job with `request`, whose fields the SDK would drop.
+    for keys that the SDK cannot send.
     """
-    if options.request:
+    if keys := [f"sagemaker.{key}" for key in options.beyond_sdk]:
         raise UsageError(
-            "an estimator cannot send the fields of sagemaker.request",
-            hint="remove sagemaker.request, or submit the job: `deploykit submit`",
+            f"an estimator cannot send {', '.join(keys)}: the SageMaker SDK has no argument for it",
+            hint=f"remove {' and '.join(keys)}, or submit the job: `deploykit submit`",
         )
     from sagemaker.fw_utils import UploadedCode
     from sagemaker.pytorch.estimator import PyTorch

@@ -16,7 +16,7 @@ from typing import Any
 
 from deploykit.backends.base import Start
 from deploykit.backends.sagemaker import aws, hardware
-from deploykit.backends.sagemaker.options import Options, machines, region
+from deploykit.backends.sagemaker.options import Options, machines, preferred, region
 from deploykit.cost import money, prices
 from deploykit.cost.estimate import Charge, Estimate, Seconds
 from deploykit.cost.prices import Price, PriceList
@@ -51,6 +51,10 @@ _SEARCH = "SearchTrainingPlanOfferings"
 
 
 def cost(job: JobSpec, options: Options) -> Estimate:
+    """The estimate; with `instance_preferences`, that of the most expensive type."""
+    if options.instance_preferences:
+        estimates = [cost(job, alone) for alone in preferred(options)]
+        return max(estimates, key=lambda one: (bool(one.unknown), one.hourly))
     if options.training_plan:
         return Estimate(unknown=(_PLAN,))
     where, used = region(options) or "", list[Price]()
@@ -86,7 +90,7 @@ def cost(job: JobSpec, options: Options) -> Estimate:
 
 def alternatives(job: JobSpec, options: Options) -> dict[str, Estimate]:
     """The estimate bought the other way: on spot instances, or on demand."""
-    if options.training_plan:
+    if options.training_plan or options.instance_preferences:
         return {}
     other = replace(options, spot=not options.spot, max_wait=None)
     return {"on-demand" if options.spot else "spot": cost(job, other)}
@@ -188,8 +192,10 @@ def when(plan: Plan) -> Iterator[Start]:
             aws.account(plan.target, plan.options.credentials)
         quotas = error
     options: Options = plan.options
-    yield _quota_start(plan, options, quotas)
-    if not (options.spot or options.training_plan or options.keep_alive or options.instance_groups):
+    for alone in preferred(options):
+        yield _quota_start(plan, alone, quotas)
+    several = options.instance_groups or options.instance_preferences
+    if not (options.spot or options.training_plan or options.keep_alive or several):
         wait = 2 * plan.job.resources.time_limit * (1 + plan.job.retries)
         on_spot = replace(options, spot=True, max_wait=wait)
         settings = {"sagemaker.spot": "true", "sagemaker.max_wait": f"{wait}s"}

@@ -12,6 +12,7 @@ from deploykit.backends.sagemaker import aws, catalog
 from deploykit.doctor.requirements import BUCKET, REGION
 from deploykit.job.decode import Bounds, Duration, Help, Pattern, Usual
 from deploykit.job.model import CHANNEL, JobSpec
+from deploykit.lib import paths
 
 ROLE = Pattern(
     r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[a-zA-Z0-9_+=,.@/-]+",
@@ -68,6 +69,18 @@ class InstanceGroup:
         str, Help("Type of its instances.", example="ml.p4d.24xlarge"), INSTANCE_TYPE
     ]
     instance_count: Annotated[int, Help("Number of instances.", example="2"), Bounds(1)]
+
+
+@dataclass(frozen=True)
+class InstancePreference:
+    """One of several instance types that would do."""
+
+    instance_type: Annotated[
+        str, Help("Type of all instances.", example="ml.p5.48xlarge"), INSTANCE_TYPE
+    ]
+    training_plan: Annotated[
+        str | None, Help("ARN of a training plan for this type. Default: on demand."), PLAN
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -227,9 +240,20 @@ class Options:
     ]
     instance_type: Annotated[
         str | None,
-        Help("Instance type of each node; this or `instance_groups`.", example="ml.g5.12xlarge"),
+        Help(
+            "Instance type of each node; this, `instance_preferences` or `instance_groups`.",
+            example="ml.g5.12xlarge",
+        ),
         INSTANCE_TYPE,
     ] = None
+    instance_preferences: Annotated[
+        tuple[InstancePreference, ...],
+        Help(
+            "Up to 5 instance types, the best first: all nodes get the first type that SageMaker "
+            "has free. Not for spot, SMDDP and `smdistributed.modelparallel`.",
+            example="[{instance_type: ml.p5.48xlarge}, {instance_type: ml.p4d.24xlarge}]",
+        ),
+    ] = ()
     instance_groups: Annotated[
         tuple[InstanceGroup, ...],
         Help("A heterogeneous cluster of at most 5 groups; only for `mpi` and SMDDP."),
@@ -251,6 +275,14 @@ class Options:
             example='"123456789012"',
         ),
         ACCOUNT,
+    ] = None
+    kms_key: Annotated[
+        str | None,
+        Help(
+            "KMS key that encrypts the uploaded source and data in S3; the role needs "
+            "`kms:Decrypt`. Default: the bucket's own encryption."
+        ),
+        KEY,
     ] = None
     prefix: Annotated[str, Help("Folder in the bucket.", example="deploykit"), PREFIX] = "deploykit"
     region: Annotated[
@@ -349,6 +381,14 @@ class Options:
         Help("With `spot`: maximum time from submit to end, at least `time_limit`.", example="2h"),
         Bounds(1),
     ] = None
+    max_pending: Annotated[
+        Duration | None,
+        Help(
+            "Stop the job if it has waited this long for GPU or Trainium instances: 30m to 28d.",
+            example="2h",
+        ),
+        Bounds(1),
+    ] = None
     keep_alive: Annotated[
         Duration | None,
         Help("Keep the nodes for the next job (warm pool), at most 1h; billed.", example="10m"),
@@ -392,6 +432,13 @@ class Options:
         Literal["none", "deploykit"],
         Help("`deploykit`: also extract the metrics that deploykit's own trainer prints."),
     ] = "none"
+    metrics_time_series: Annotated[
+        bool | None,
+        Help(
+            "Keep the history of each metric, for charts in SageMaker. Default: on with "
+            "`framework_version`, as in the SDK."
+        ),
+    ] = None
     tensorboard_output: Annotated[
         str | None,
         Help(
@@ -403,6 +450,10 @@ class Options:
     remote_debug: Annotated[
         bool,
         Help("Allow a shell in the containers, through AWS Systems Manager.", example="false"),
+    ] = False
+    infra_check: Annotated[
+        bool,
+        Help("Check the health of the instances before the job starts.", example="false"),
     ] = False
     profiler_interval: Annotated[
         int | None,
@@ -420,7 +471,7 @@ class Options:
         Help(
             "More fields of the CreateTrainingJob request, by their names in the API. Those that "
             "deploykit sets from other keys are refused.",
-            example="{StoppingCondition: {MaxPendingTimeInSeconds: 7200}}",
+            example="{ExperimentConfig: {ExperimentName: vision}}",
         ),
     ] = field(default_factory=dict)
     sender: Annotated[
@@ -430,6 +481,15 @@ class Options:
             "installed builds the request, which must be the same, and sends it."
         ),
     ] = "boto3"
+
+    @property
+    def beyond_sdk(self) -> list[str]:
+        """Keys that are set and for which the SageMaker SDK has no argument."""
+        return [
+            name
+            for name in ("instance_preferences", "max_pending", "request")
+            if getattr(self, name)
+        ]
 
     @property
     def owner(self) -> str:
@@ -448,10 +508,12 @@ class Options:
 
     @property
     def training_type(self) -> str:
-        """Instance type of the nodes that train; empty if it is not determined."""
+        """Instance type of the nodes that train, by preference; empty if it is not determined."""
         for group in self.instance_groups:
             if group.name == self.distribution_group:
                 return group.instance_type
+        for preference in self.instance_preferences[:1]:
+            return preference.instance_type
         return self.instance_type or ""
 
     @property
@@ -464,7 +526,7 @@ class Options:
         """Instance type that decides on the image: the first one with GPUs, as in the SDK."""
         if self.instance_type is not None:
             return self.instance_type
-        types = [group.instance_type for group in self.instance_groups]
+        types = [one.instance_type for one in self.instance_preferences or self.instance_groups]
         return next(filter(catalog.has_gpu, types), types[0])
 
     @property
@@ -478,6 +540,14 @@ class Options:
     def code_key(self, bundle: str) -> str:
         return f"{self.prefix}/bundles/{bundle}/sourcedir.tar.gz"
 
+    def data_location(self, digest: str) -> str:
+        """S3 prefix of the files of an uploaded folder, named by its hash."""
+        return f"s3://{self.bucket}/{self.prefix}/data/{digest}/"
+
+    def manifest_key(self, digest: str) -> str:
+        """The object that is written when all files of a folder are uploaded."""
+        return f"{self.prefix}/data-manifests/{digest}.json"
+
     def channel(self, name: str) -> Channel:
         return self.channels.get(name, Channel())
 
@@ -486,6 +556,19 @@ def launched(job: JobSpec, options: Options) -> Options:
     """The options with `none` in place of torchrun for `launcher: python`: one process a node."""
     plain = job.entrypoint.launcher == "python" and options.distribution == "torch_distributed"
     return replace(options, distribution="none") if plain else options
+
+
+def preferred(options: Options) -> list[Options]:
+    """The options with each of `instance_preferences` alone; without any, the options."""
+    return [
+        replace(
+            options,
+            instance_preferences=(),
+            instance_type=one.instance_type,
+            training_plan=one.training_plan or options.training_plan,
+        )
+        for one in options.instance_preferences
+    ] or [options]
 
 
 def machines(job: JobSpec, options: Options) -> list[tuple[int, str]]:
@@ -516,3 +599,14 @@ def channel_names(job: JobSpec, options: Options) -> list[str]:
 def channel_location(job: JobSpec, options: Options, name: str) -> str | None:
     """The S3 location of a channel; None if the job file names none."""
     return options.channel(name).s3 or job.data.get(name)
+
+
+def local_data(job: JobSpec, options: Options) -> dict[str, str]:
+    """The channels of `data` that are folders or files of this machine, which are uploaded."""
+    return {
+        name: location
+        for name, location in job.data.items()
+        if not paths.is_address(location)
+        and options.channel(name).s3 is None
+        and options.channel(name).file_system_id is None
+    }

@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import re
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from deploykit.backends import base as backend
@@ -26,7 +27,7 @@ from deploykit.backends.sagemaker.options import (
 from deploykit.backends.sagemaker.options import region as region_of
 from deploykit.cost import cap
 from deploykit.job import checks
-from deploykit.job.model import JobSpec
+from deploykit.job.model import DataFolder, JobSpec
 
 OUTPUT = "/opt/ml/output/data"
 """Folder in the container that SageMaker uploads as output.tar.gz when the job ends."""
@@ -56,8 +57,15 @@ _OVERWRITTEN = re.compile(r"(NCCL|FI|GLOO|RDMAV)_\w+|OMP_NUM_THREADS", re.ASCII)
 _SAFE = frozenset(string.ascii_letters + string.digits + "_@%+=:,./-")
 
 
-def render(job: JobSpec, options: Options, *, run: str, bundle: str) -> dict[str, Any]:
-    """The request. `bundle` is the hash of the source. The job must have passed `check`."""
+def render(
+    job: JobSpec, options: Options, *, run: str, bundle: str, data: Sequence[DataFolder] = ()
+) -> dict[str, Any]:
+    """The request. `bundle` is the hash of the source, `data` has the folders that are uploaded.
+
+    The job must have passed `check`.
+    """
+    uploaded = {folder.channel: folder.target for folder in data}
+    job = replace(job, data={**job.data, **uploaded})
     source = _CODE_CHANNEL if options.source_is_a_channel else options.code(bundle)
     hyperparameters = {
         **user_hyperparameters(job),
@@ -75,10 +83,12 @@ def render(job: JobSpec, options: Options, *, run: str, bundle: str) -> dict[str
         "ResourceConfig": _resources(job, options),
         "StoppingCondition": {"MaxRuntimeInSeconds": job.resources.time_limit},
         "HyperParameters": {name: json.dumps(value) for name, value in hyperparameters.items()},
-        "Environment": environment(job, options, run, bundle),
+        "Environment": environment(job, options, run, bundle, data),
     }
     if options.max_wait is not None:
         request["StoppingCondition"]["MaxWaitTimeInSeconds"] = options.max_wait
+    if options.max_pending is not None:
+        request["StoppingCondition"]["MaxPendingTimeInSeconds"] = options.max_pending
     inputs = [_channel(job, options, name) for name in channel_names(job, options)]
     if options.source_is_a_channel:
         inputs.append(_s3_channel("code", options.code(bundle)))
@@ -115,13 +125,17 @@ def results(job: Mapping[str, Any]) -> str:
     return folder if config.get("CompressionType") == "NONE" else f"{folder}output.tar.gz"
 
 
-def environment(job: JobSpec, options: Options, run: str, bundle: str) -> dict[str, str]:
-    """Environment variables of the containers.
+def environment(
+    job: JobSpec, options: Options, run: str, bundle: str, uploaded: Sequence[DataFolder] = ()
+) -> dict[str, str]:
+    """Environment variables of the containers. That of a single file names the file.
 
     AWS's launcher overwrites some network variables, so ``DEPLOYKIT_ENV`` carries a second copy of
     them that the node plane restores last. ``DEPLOYKIT_BUNDLE`` is the hash of the planned source.
     """
     data = {name: f"{_DATA}/{name}" for name in channel_names(job, options)}
+    single = [folder for folder in uploaded if folder.is_file]
+    data |= {file.channel: f"{_DATA}/{file.channel}/{file.source.name}" for file in single}
     variables = backend.environment(
         job, backend="sagemaker", run=run, output=OUTPUT, checkpoints=CHECKPOINTS, data=data
     )
@@ -201,8 +215,8 @@ def _launcher(job: JobSpec, options: Options) -> dict[str, Any]:
 
 def _algorithm(options: Options) -> dict[str, Any]:
     algorithm: dict[str, Any] = {"TrainingInputMode": "File", "TrainingImage": _image(options)}
-    if options.image_uri is None:
-        algorithm["EnableSageMakerMetricsTimeSeries"] = True
+    if options.metrics_time_series is not None or options.image_uri is None:
+        algorithm["EnableSageMakerMetricsTimeSeries"] = options.metrics_time_series is not False
     if definitions := metrics(options):
         algorithm["MetricDefinitions"] = definitions
     return algorithm
@@ -256,6 +270,13 @@ def _resources(job: JobSpec, options: Options) -> dict[str, Any]:
         ]
     else:
         resources["InstanceCount"] = job.resources.nodes
+    if options.instance_preferences:
+        resources["InstancePreferences"] = [
+            {"InstanceType": one.instance_type}
+            | ({"TrainingPlanArns": [one.training_plan]} if one.training_plan else {})
+            for one in options.instance_preferences
+        ]
+    elif not options.instance_groups:
         resources["InstanceType"] = options.instance_type
     chosen = {
         "VolumeKmsKeyId": options.volume_kms_key,
@@ -339,6 +360,8 @@ def _extras(job: JobSpec, options: Options) -> dict[str, Any]:
     if options.tensorboard_output is not None:
         config = {"S3OutputPath": options.tensorboard_output, "LocalPath": TENSORBOARD}
         extras["TensorBoardOutputConfig"] = config
+    if options.infra_check:
+        extras["InfraCheckConfig"] = {"EnableInfraCheck": True}
     if options.remote_debug:
         extras["RemoteDebugConfig"] = {"EnableRemoteDebug": True}
     if options.subnets:

@@ -35,12 +35,14 @@ from deploykit.backends.sagemaker.options import (
     channel_names,
     has_group,
     launched,
+    local_data,
+    preferred,
     region,
 )
 from deploykit.backends.sagemaker.request import argument_vector
 from deploykit.doctor.requirements import IMPOSSIBLE_BUCKET, REGION
 from deploykit.job import checks
-from deploykit.job.model import JobSpec, Problem
+from deploykit.job.model import DataFolder, JobSpec, Problem
 from deploykit.job.spelling import did_you_mean
 from deploykit.lib import units
 from deploykit.lib.errors import BackendUnavailable
@@ -70,6 +72,7 @@ _KEYS = {
     "AlgorithmSpecification.ContainerArguments": "sagemaker.image_entrypoint",
     "ResourceConfig.InstanceType": "sagemaker.instance_type",
     "ResourceConfig.InstanceGroups": "sagemaker.instance_groups",
+    "ResourceConfig.InstancePreferences": "sagemaker.instance_preferences",
     "ResourceConfig.VolumeKmsKeyId": "sagemaker.volume_kms_key",
     "ResourceConfig.TrainingPlanArn": "sagemaker.training_plan",
     "AlgorithmSpecification.MetricDefinitions": "sagemaker.metric_definitions",
@@ -81,6 +84,9 @@ _KEYS = {
     "ResourceConfig.KeepAlivePeriodInSeconds": "sagemaker.keep_alive",
     "StoppingCondition.MaxRuntimeInSeconds": "resources.time_limit",
     "StoppingCondition.MaxWaitTimeInSeconds": "sagemaker.max_wait",
+    "StoppingCondition.MaxPendingTimeInSeconds": "sagemaker.max_pending",
+    "InfraCheckConfig": "sagemaker.infra_check",
+    "AlgorithmSpecification.EnableSageMakerMetricsTimeSeries": "sagemaker.metrics_time_series",
     "VpcConfig.Subnets": "sagemaker.subnets",
     "VpcConfig.SecurityGroupIds": "sagemaker.security_group_ids",
     "RetryStrategy.MaximumRetryAttempts": "retries",
@@ -202,14 +208,20 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     yield from backend.check_program(job)
     yield from _check_features(job, options)
     problems = [consequence.problem() for consequence in consequences(job, options)]
-    reported = [problem for problem in problems if problem]
+    for other in preferred(options)[1:]:  # the first is that of `facts`
+        alone = replace(other, max_pending=None)
+        problems += [consequence.problem() for consequence in consequences(job, alone)]
+    reported = list(dict.fromkeys(problem for problem in problems if problem))
     yield from reported
     errors = {problem.path for problem in reported if problem.severity == "error"}
     if errors:  # which may be that one of these is missing: without them nothing can be rendered
-        kind = options.instance_type or (None if options.instance_groups else _USUAL_TYPE)
+        several = options.instance_groups or options.instance_preferences
+        kind = options.instance_type or (None if several else _USUAL_TYPE)
         image, where = options.image_uri or "image", region(options) or _USUAL_REGION
         options = replace(options, image_uri=image, region=where, instance_type=kind)
-    rendered = request.render(job, options, run=_ANY_RUN, bundle=_ANY_BUNDLE)
+    rendered = request.render(
+        job, options, run=_ANY_RUN, bundle=_ANY_BUNDLE, data=_any_data(job, options)
+    )
     yield from _check_request(job, options)
     try:
         wrong = list(_type_problems(rendered)) if options.request else []
@@ -219,6 +231,15 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
             raise
         return
     yield from (problem for problem in refused if problem.path not in errors)
+
+
+def _any_data(job: JobSpec, options: Options) -> list[DataFolder]:
+    """The folders of data that would be uploaded, without reading them."""
+    target = options.data_location(_ANY_BUNDLE)
+    return [
+        DataFolder(name, Path(location), target=target)
+        for name, location in local_data(job, options).items()
+    ]
 
 
 def _check_features(job: JobSpec, options: Options) -> Iterator[Problem]:
@@ -236,6 +257,8 @@ def _check_features(job: JobSpec, options: Options) -> Iterator[Problem]:
     if checks.DEBUGGER in job.env:
         message = "editors cannot connect to SageMaker's containers"
         yield Problem(f"env.{checks.DEBUGGER}", message, "remove --debugger, or run it locally")
+    local = local_data(job, options)
+    yield from backend.missing_data(replace(job, data=local))
     if job.log_limit != backend.LOG_LIMIT:
         message = "is not enforced on SageMaker: CloudWatch stores all output, and AWS bills it"
         yield Problem("log_limit", message, severity="warning")
@@ -245,10 +268,9 @@ def _check_request(job: JobSpec, options: Options) -> Iterator[Problem]:
     """Report fields of `request` that another key sets."""
     if not options.request:
         return
-    if options.sender == "sdk":
-        message = "the SageMaker SDK cannot send further fields of the request"
-        yield Problem("sagemaker.request", message, "sender: boto3")
-    own = dict(_leaves(request.render(job, replace(options, request={}), run="", bundle="")))
+    planned = replace(options, request={})
+    data = _any_data(job, planned)
+    own = dict(_leaves(request.render(job, planned, run="", bundle="", data=data)))
     for path, value in _leaves(options.request):
         keys = {key for field, key in _KEYS.items() if f"{path}.".startswith(f"{field}.")}
         if keys:
@@ -416,7 +438,8 @@ def facts(job: JobSpec, options: Options, today: dt.date) -> dict[str, Any]:
 
     The settings of the job file by their keys, and what follows from them. A list has an item for
     each part of the job to which a rule applies. `today` decides which images still receive
-    patches. With `instance_groups`, facts about hardware are those of the group that trains.
+    patches. With `instance_groups`, facts about hardware are those of the group that trains; with
+    `instance_preferences`, those of the first.
     """
     where, kind = region(options), options.training_type
     return {
@@ -456,6 +479,7 @@ def _launch_facts(job: JobSpec, options: Options) -> dict[str, Any]:
         "smddp": distribution in DATA_PARALLEL,
         "smp": smp,
         "mpirun": distribution in MPIRUN,
+        "launched_by_type": distribution in DATA_PARALLEL or smp,
         "torchrun": torch_distributed or smp,
         "uneven_degrees": [
             name
@@ -473,6 +497,8 @@ def _instance_facts(job: JobSpec, options: Options) -> dict[str, Any]:
     types = [options.instance_type] if options.instance_type else []
     if groups:
         types = [group.instance_type for group in groups]
+    preferences = [one.instance_type for one in options.instance_preferences]
+    types += preferences
     return {
         "types": types,
         "types_with_nvme": [kind for kind in dict.fromkeys(types) if hardware.of(kind).nvme],
@@ -488,6 +514,13 @@ def _instance_facts(job: JobSpec, options: Options) -> dict[str, Any]:
         "several_groups": len(groups) > 1,
         "other_groups": [group.name for group in groups if group != training],
         "errors_of_the_group_name": _group_name_errors(options.distribution_group, names),
+        "duplicate_preferences": sorted({t for t in preferences if preferences.count(t) > 1}),
+        "preferences_with_plans": [
+            one.instance_type for one in options.instance_preferences if one.training_plan
+        ],
+        "conflicts_with_preferences": [
+            key for key in ("instance_type", "instance_groups", "spot") if getattr(options, key)
+        ],
         "duplicate_groups": sorted({name for name in names if names.count(name) > 1}),
         "cpus_and_memory": [
             key for key in ("cpus_per_node", "memory") if getattr(job.resources, key) is not None
@@ -623,7 +656,7 @@ def _service_facts(job: JobSpec, options: Options, where: str | None) -> dict[st
     network = {"subnets": options.subnets, "security_group_ids": options.security_group_ids}
     arns = {
         key: (getattr(options, key) or "").split(":")
-        for key in ("volume_kms_key", "output_kms_key", "training_plan")
+        for key in ("kms_key", "volume_kms_key", "output_kms_key", "training_plan")
     }
     patterns = options.metric_definitions
     secrets = {name: value for name, value in job.env.items() if checks.is_secret(value)}
@@ -631,6 +664,8 @@ def _service_facts(job: JobSpec, options: Options, where: str | None) -> dict[st
     return {
         "valid_region": re.fullmatch(REGION.regex, where or "") is not None,
         "long_time_limit": limit > 28 * 24 * 3600,
+        "keys_beyond_the_sdk": options.beyond_sdk,
+        "sent_by_the_sdk": options.sender == "sdk",
         "long_keep_alive": (options.keep_alive or 0) > 60 * 60,
         "sufficient_wait": (options.max_wait or 0) >= limit,
         "may_restart": options.spot or job.retries > 0,
@@ -669,6 +704,8 @@ def _data_facts(job: JobSpec, options: Options) -> dict[str, Any]:
     usable = channels(
         lambda c: c.s3 is None and c.input_mode == "File" and c.directory_path is not None
     )
+    local = local_data(job, options)
+    uploaded = {f"data.{name}" for name in local}
     replaced = {f"data.{name}" for name in [*channels(lambda c: c.s3 is not None), *file_systems]}
     names = channel_names(job, options)
     upper = [name.upper() for name in names]
@@ -697,7 +734,10 @@ def _data_facts(job: JobSpec, options: Options) -> dict[str, Any]:
         "locations_outside_s3": [
             path
             for path, location in backend.locations(job).items()
-            if re.fullmatch(S3.regex, location) is None and path not in replaced
+            if re.fullmatch(S3.regex, location) is None and path not in replaced | uploaded
+        ],
+        "folders_read_as_manifests": [
+            name for name in local if options.channel(name).s3_data_type != "S3Prefix"
         ],
         "impossible_buckets": [
             path for path, name in buckets.items() if IMPOSSIBLE_BUCKET.search(name)

@@ -1,31 +1,24 @@
-"""Plan and submit: render the request, upload the source, create the training job."""
+"""Plan and submit: render the request, upload source and data, create the training job."""
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import hashlib
-import io
 import json
-import os
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from deploykit.backends.sagemaker import aws, estimator, jobs, request
-from deploykit.backends.sagemaker.options import Options, launched, machines, region
-from deploykit.bundle import archive as bundles
+from deploykit.backends.sagemaker import aws, estimator, jobs, request, uploads
+from deploykit.backends.sagemaker.options import (
+    Options,
+    launched,
+    local_data,
+    machines,
+    preferred,
+    region,
+)
+from deploykit.bundle import data_folder
 from deploykit.job.model import Bundle, Handle, JobSpec, Plan, Problem
 from deploykit.lib import progress
-from deploykit.lib.errors import (
-    BackendUnavailable,
-    DeploykitError,
-    JobFileError,
-    NotPermitted,
-    SubmitRefused,
-    TryAgain,
-    Uncertain,
-)
+from deploykit.lib.errors import DeploykitError, JobFileError, SubmitRefused, Uncertain
 
 _SETUP_PY = Problem(
     "source",
@@ -38,13 +31,22 @@ _SETUP_PY = Problem(
 def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
     """Render the request. The job must have passed `check`, which is not repeated here.
 
-    Raises JobFileError if the container would install the source instead of running it.
+    Reads the folders of `data` on this machine that have changed since they were last read.
+
+    Raises JobFileError if the container would install the source instead of running it, or if a
+    file of `data` cannot be uploaded.
     """
     options = launched(job, options)
     if options.by_torchrun and any(entry.path == "setup.py" for entry in bundle.entries):
         raise JobFileError("the job for SageMaker", [_SETUP_PY])
-    rendered = request.render(job, options, run=run, bundle=bundle.hash)
-    text = " + ".join(f"{count} x {kind}" for count, kind in machines(job, options))
+    local = local_data(job, options).items()
+    folders = [data_folder.scan(channel, location) for channel, location in local]
+    data = tuple(one._replace(target=options.data_location(one.hash)) for one in folders)
+    rendered = request.render(job, options, run=run, bundle=bundle.hash, data=data)
+    text = " or ".join(
+        " + ".join(f"{count} x {kind}" for count, kind in machines(job, alone))
+        for alone in preferred(options)
+    )
     spot = ", spot" if options.spot else ""
     account, role = options.role.split(":")[4], options.role.rpartition("/")[2]
     sent_with = str(options.credentials)
@@ -61,6 +63,7 @@ def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
         summary=f"sagemaker: {text}{spot}, role {role} of account {account}, {region(options)}"
         + (f", sent with {sent_with}" if sent_with else ""),
         sent_with=sent_with,
+        data=data,
     )
 
 
@@ -76,7 +79,7 @@ def submit(plan: Plan, folder: Path) -> Handle:
         create = estimator.sender(plan, client)
     else:
         create = partial(client.create_training_job, **json.loads(plan.text))
-    upload(plan)
+    uploads.upload(plan)
     with aws.errors(plan.target):
         try:
             created = create()
@@ -120,69 +123,3 @@ def _uncertain(plan: Plan, error: Exception, outcome: str) -> Uncertain:
         hint=f"`deploykit status {plan.run}` looks the job up by its name; "
         f"submitting again with --run {plan.run} never starts a second job",
     )
-
-
-def upload(plan: Plan) -> None:
-    """Put the source archive into the bucket, unless S3 has it with the same checksum.
-
-    A name proves nothing: anyone with write access to the bucket can give an archive that name.
-    S3 stores the SHA-256 of an upload if asked to, and refuses bytes that do not match it:
-    https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity.html
-
-    Raises NotPermitted if the bucket belongs to another account, and TryAgain if the archive was
-    damaged in transit.
-    """
-    archive = bundles.store(plan.bundle)
-    with archive.open("rb") as file:
-        checksum = base64.b64encode(hashlib.file_digest(file, "sha256").digest()).decode()
-    target = {
-        "Bucket": plan.options.bucket,
-        "Key": plan.options.code_key(plan.bundle.hash),
-        "ExpectedBucketOwner": plan.options.owner,
-    }
-    client = aws.client("s3", plan.target, plan.options.credentials)
-    with aws.errors(plan.target):
-        if _stored_checksum(client, target, plan) != checksum:
-            _put(client, target, archive, checksum)
-
-
-def _stored_checksum(client: Any, target: dict[str, str], plan: Plan) -> str | None:
-    """The SHA-256 that S3 stores for the object; None without object or checksum."""
-    try:
-        head = client.head_object(**target, ChecksumMode="ENABLED")
-    except Exception as error:
-        # S3 answers 403 for a missing key without permission to list the bucket
-        if aws.code(error) in {"404", "403", "NoSuchKey"}:
-            return None
-        if aws.code(error) == "400":  # without a body: STS says whether the login has expired
-            with contextlib.suppress(BackendUnavailable, TryAgain):
-                aws.account(plan.target, plan.options.credentials)
-        raise
-    checksum: str | None = head.get("ChecksumSHA256")
-    return checksum
-
-
-class _Watched(io.FileIO):
-    """A file that reports how much of it was read."""
-
-    def read(self, size: int | None = -1) -> bytes:
-        piece = super().read(-1 if size is None else size)
-        if progress.show is not None:
-            progress.show("sending", self.tell(), os.fstat(self.fileno()).st_size)
-        return piece
-
-
-def _put(client: Any, target: dict[str, str], archive: Path, checksum: str) -> None:
-    try:
-        with archive.open("rb") if progress.show is None else _Watched(archive) as file:
-            expected = {"ChecksumAlgorithm": "SHA256", "ChecksumSHA256": checksum}
-            client.put_object(**target, Body=file, **expected)
-    except Exception as error:
-        if aws.code(error) not in aws.DENIED:
-            raise
-        bucket, owner = target["Bucket"], target["ExpectedBucketOwner"]
-        raise NotPermitted(
-            f"S3 denied the upload to the bucket {bucket} of account {owner}: {aws.message(error)}",
-            hint="allow your user or role s3:PutObject there; if the bucket belongs to another "
-            "account that you trust, set sagemaker.bucket_owner",
-        ) from error

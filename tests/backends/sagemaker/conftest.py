@@ -55,7 +55,7 @@ def _stub_client(monkeypatch):
         def stub(service):
             key = {"aws_access_key_id": "x", "aws_secret_access_key": "x"}
             client = boto3.client(service, "us-east-1", **key)
-            monkeypatch.setattr(clients, "client", lambda *_: client)
+            monkeypatch.setattr(clients, "client", lambda *_, **__: client)
             stubber = stack.enter_context(Stubber(client))
             stack.callback(stubber.assert_no_pending_responses)
             return stubber

@@ -23,7 +23,13 @@ from deploykit.backends import sagemaker
 from deploykit.backends.sagemaker import estimator as sdk
 from deploykit.backends.sagemaker import request as rendering
 from deploykit.backends.sagemaker import rules as oracle
-from deploykit.backends.sagemaker.options import METRICS, Channel, InstanceGroup, ModelParallel
+from deploykit.backends.sagemaker.options import (
+    METRICS,
+    Channel,
+    InstanceGroup,
+    InstancePreference,
+    ModelParallel,
+)
 from deploykit.bundle import archive as bundles
 from deploykit.bundle import node_plane
 from deploykit.cli import main as cli
@@ -150,6 +156,23 @@ PROBLEMS = {
         {"data": {f"c{n}": "s3://b-b/c" for n in range(21)}},
         ("data", "error"),
     ),
+    "a short wait for instances": (
+        {"max_pending": 600},
+        ("sagemaker.max_pending", "error"),
+    ),
+    "six preferred types": (
+        {
+            "instance_type": None,
+            "instance_preferences": tuple(
+                InstancePreference(f"ml.g5.{size}xlarge") for size in (2, 4, 8, 12, 16, 24)
+            ),
+        },
+        ("sagemaker.instance_preferences", "error"),
+    ),
+    "an unknown preferred type": (
+        {"instance_type": None, "instance_preferences": (InstancePreference("ml.g5.13xlarge"),)},
+        ("sagemaker.instance_preferences", "error"),
+    ),
     "forty-one metrics": (
         {"metric_definitions": {f"m{n}": "(.)" for n in range(41)}},
         ("sagemaker.metric_definitions", "error"),
@@ -270,6 +293,7 @@ def test_a_script_that_starts_its_own_processes_has_no_launcher_of_aws(vary):
 
 GOLDEN = Path(__file__).with_name("golden") / "requests.json"
 HASH = "0123456789abcdef" * 4
+PLAN = "arn:aws:sagemaker:us-east-1:123456789012:training-plan/ours"
 KEY = "arn:aws:kms:us-east-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
 RUNS = "s3://my-bucket/deploykit/runs"
 GROUPS = (InstanceGroup("gpu", "ml.g5.12xlarge", 2), InstanceGroup("data", "ml.c5.xlarge", 1))
@@ -426,8 +450,6 @@ def test_a_chunk_is_within_the_services_limit_once_it_is_json(quotes, sizes):
 
 
 MORE_FIELDS = {
-    "StoppingCondition": {"MaxPendingTimeInSeconds": 7200},
-    "InfraCheckConfig": {"EnableInfraCheck": True},
     "AlgorithmSpecification": {
         "TrainingImageConfig": {"TrainingRepositoryAccessMode": "Vpc"},
     },
@@ -472,8 +494,18 @@ def test_fields_of_the_api_beyond_deploykits_keys_are_sent():
         ({"TrainingJobName": "mine"}, "use --run"),
         ({"AlgorithmSpecification": {"TrainingInputMode": "Pipe"}}, "deploykit sets it, to 'File'"),
         ({"StopingCondition": {"A": 1}}, "is unknown to the installed botocore"),
-        ({"StoppingCondition": {"MaxPendingTimeInSeconds": "soon"}}, "Invalid type"),
-        ({"StoppingCondition": {"MaxPendingTimeInSeconds": 5}}, "the minimum is 1800"),
+        ({"StoppingCondition": {"MaxPendingTimeInSeconds": 7200}}, "use sagemaker.max_pending"),
+        ({"InfraCheckConfig": {"EnableInfraCheck": True}}, "use sagemaker.infra_check"),
+        (
+            {"ResourceConfig": {"InstancePreferences": [{"InstanceType": "ml.g5.xlarge"}]}},
+            "use sagemaker.instance_preferences",
+        ),
+        (
+            {"AlgorithmSpecification": {"EnableSageMakerMetricsTimeSeries": False}},
+            "use sagemaker.metrics_time_series",
+        ),
+        ({"ExperimentConfig": {"TrialName": 5}}, "Invalid type"),
+        ({"ExperimentConfig": {"TrialName": ""}}, "the minimum is 1"),
         ({"DebugRuleConfigurations": [{"RuleEvaluatorImage": "x"}]}, "Missing required parameter"),
         ({"ExperimentConfig": {}}, "is empty"),
     ],
@@ -485,7 +517,7 @@ def test_fields_that_another_key_sets_or_the_api_refuses_are_problems(request_, 
 
 def test_the_sdk_cannot_send_more_fields():
     found = sagemaker.check(*vary(request={"ExperimentConfig": {"TrialName": "a"}}, sender="sdk"))
-    assert [one.hint for one in found if one.path == "sagemaker.request"] == ["sender: boto3"]
+    assert [one.hint for one in found if one.path == "sagemaker.request"] == ["remove it, or sender: boto3"]
 
 
 def test_an_estimator_refuses_fields_that_it_would_drop():
@@ -496,14 +528,70 @@ def test_an_estimator_refuses_fields_that_it_would_drop():
 def test_fields_are_read_from_a_job_file(project, capsys):
     more = """\
   request:
-    StoppingCondition: {MaxPendingTimeInSeconds: 7200}
-    InfraCheckConfig: {EnableInfraCheck: yes}
+    SessionChainingConfig: {EnableSessionTagChaining: yes}
     ExperimentConfig: {TrialName: "5"}
 """
     with (project / "job.yaml").open("a") as file:
         file.write(SECTION + more)
     assert cli.main(["submit", "--backend", "sagemaker", "--dry-run", "--json"]) == 0
     plan = json.loads(json.loads(capsys.readouterr().out)["text"])
-    assert plan["StoppingCondition"]["MaxPendingTimeInSeconds"] == 7200
-    assert plan["InfraCheckConfig"] == {"EnableInfraCheck": True}
+    assert plan["SessionChainingConfig"] == {"EnableSessionTagChaining": True}
     assert plan["ExperimentConfig"] == {"TrialName": "5"}
+
+
+PREFERRED = (
+    InstancePreference("ml.p5.48xlarge", PLAN),
+    InstancePreference("ml.p4d.24xlarge"),
+)
+
+
+def test_preferred_types_are_sent_in_order_with_one_number_of_nodes():
+    changes = {"instance_type": None, "instance_preferences": PREFERRED, "max_pending": 7200}
+    job, options = vary(**changes)
+    assert [one.message for one in sagemaker.check(job, options) if one.severity == "error"] == []
+    sent = rendering.render(job, options, run="digits-1", bundle=HASH)
+    assert sent["ResourceConfig"] == {
+        "VolumeSizeInGB": 30,
+        "InstanceCount": 2,
+        "InstancePreferences": [
+            {"InstanceType": "ml.p5.48xlarge", "TrainingPlanArns": [PLAN]},
+            {"InstanceType": "ml.p4d.24xlarge"},
+        ],
+    }
+    assert sent["StoppingCondition"]["MaxPendingTimeInSeconds"] == 7200
+
+
+def test_every_preferred_type_must_suit_the_job(vary):
+    """Which one the job gets is decided by AWS."""
+    types = (InstancePreference("ml.g5.12xlarge"), InstancePreference("ml.g5.xlarge"))
+    changes = {"instance_type": None, "instance_preferences": types, "gpus_per_node": 4}
+    messages = [one.message for one in sagemaker.check(*vary(**changes))]
+    assert "ml.g5.xlarge has 1 GPU(s), and the job requests 4 per node" in messages
+
+
+def test_the_cost_of_preferred_types_is_that_of_the_most_expensive(vary):
+    types = (InstancePreference("ml.g5.xlarge"), InstancePreference("ml.g5.12xlarge"))
+    several = vary(instance_type=None, instance_preferences=types)
+    assert sagemaker.cost(*several) == sagemaker.cost(*vary(instance_type="ml.g5.12xlarge"))
+
+
+@pytest.mark.parametrize("key", ["instance_preferences", "max_pending"])
+def test_keys_that_the_sdk_lacks_are_refused_with_it(key):
+    value = {"instance_preferences": PREFERRED, "max_pending": 7200}[key]
+    changes = {key: value} | ({"instance_type": None} if key == "instance_preferences" else {})
+    job, options = vary(**changes, sender="sdk")
+    found = {one.path: one.hint for one in sagemaker.check(job, options)}
+    assert found[f"sagemaker.{key}"] == "remove it, or sender: boto3"
+    with pytest.raises(UsageError, match=f"cannot send sagemaker.{key}"):
+        sdk.estimator(job, options, {}, None, print)
+
+
+def test_health_check_and_history_of_metrics_are_sent_if_asked_for(vary):
+    plain, asked = vary(), vary(infra_check=True, metrics_time_series=False)
+    first, second = (
+        rendering.render(*each, run="digits-1", bundle=HASH) for each in (plain, asked)
+    )
+    assert "InfraCheckConfig" not in first
+    assert second["InfraCheckConfig"] == {"EnableInfraCheck": True}
+    assert first["AlgorithmSpecification"]["EnableSageMakerMetricsTimeSeries"] is True
+    assert second["AlgorithmSpecification"]["EnableSageMakerMetricsTimeSeries"] is False

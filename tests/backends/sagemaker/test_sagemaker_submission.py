@@ -18,7 +18,7 @@ import pytest
 
 from deploykit.backends import sagemaker
 from deploykit.backends.sagemaker import aws as clients
-from deploykit.backends.sagemaker import submission
+from deploykit.backends.sagemaker import uploads
 from deploykit.bundle import archive as bundles
 from deploykit.lib.errors import (
     BackendUnavailable,
@@ -220,7 +220,7 @@ REFUSALS = [
 
 @pytest.fixture
 def stubbed(stub_client, monkeypatch):
-    monkeypatch.setattr(submission, "upload", lambda _: None)
+    monkeypatch.setattr(uploads, "upload", lambda _: None)
     return stub_client("sagemaker")
 
 
@@ -292,7 +292,7 @@ def test_upload_works_without_permission_to_list(stub_client, planned):
     s3 = stub_client("s3")
     s3.add_client_error("head_object", "403", "Forbidden", 403)
     s3.add_response("put_object", {})
-    submission.upload(planned())
+    uploads.upload(planned())
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_a_refused_upload_has_a_hint(stub_client, planned, status, put, kind, hi
     if put:
         s3.add_client_error("put_object", put, "no", 403)
     with pytest.raises(kind) as caught:
-        submission.upload(planned())
+        uploads.upload(planned())
     assert hint in caught.value.hint
 
 

@@ -13,7 +13,7 @@ import boto3
 import pytest
 
 from deploykit.backends import sagemaker
-from deploykit.backends.sagemaker import submission
+from deploykit.backends.sagemaker import uploads
 from deploykit.bundle import archive as bundles
 from deploykit.cli import main as cli
 from deploykit.lib import progress
@@ -210,7 +210,7 @@ def test_nothing_is_sent_to_a_bucket_of_another_account(aws, planned, tmp_path):
 def test_the_owner_defaults_to_the_account_of_the_role(aws, planned):
     for number, options in enumerate(({}, {"bucket_owner": "000000000012"})):
         aws.requests.clear()
-        submission.upload(planned(f"digits-{number}", **options))
+        uploads.upload(planned(f"digits-{number}", **options))
         expected = options.get("bucket_owner", "123456789012")
         assert {one.headers.get(OWNER) for one in storage_calls(aws)} == {expected}
         assert storage_calls(aws)
