@@ -1,13 +1,13 @@
-"""For notebooks that use the SageMaker SDK: a job as one of its estimators.
+"""For notebooks and pipelines that use the SageMaker SDK: a job as one of its own objects.
 
 `deploykit.submit` sends the same request without the SDK, and returns a run.
 
-    from deploykit.sagemaker import estimator
+    from deploykit.sagemaker import estimator, model_trainer
 
-    estimator("job.yaml").fit()
+    estimator("job.yaml").fit()  # version 2 of the SDK: sagemaker<3
+    model_trainer("job.yaml").train()  # version 3: sagemaker>=3
 
-Requires the SageMaker SDK 2.x (``sagemaker<3``), which is imported only when `estimator` is called:
-https://sagemaker.readthedocs.io/en/v2/
+The SDK is imported only when one of the two is called: https://sagemaker.readthedocs.io/
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 from typing import Any
 
 from deploykit.backends.sagemaker import estimator as sdk
+from deploykit.backends.sagemaker import model_trainer as sdk3
 from deploykit.backends.sagemaker import uploads
 from deploykit.job.file import Overrides
 from deploykit.job.job import Job, source
@@ -50,5 +51,46 @@ def estimator(
         plan.options,
         json.loads(plan.text),
         sdk.session(plan),
+        lambda: uploads.upload(plan),
+    )
+
+
+def model_trainer(
+    job: str | os.PathLike[str] | Job = "job.yaml",
+    overrides: Overrides = (),
+    *,
+    run: str | None = None,
+    yes: bool = False,
+    sagemaker_session: Any = None,
+) -> Any:
+    """Return a job's `ModelTrainer`, of version 3 of the SDK; `train()` sends its request.
+
+    `job`, `overrides`, `run` and `yes` are those of `estimator`. `sagemaker_session` is a session of the
+    SDK, such as a `PipelineSession` for a step of a pipeline; default: one for the job's region and
+    bucket. `train()` uploads the source and the data first. The job is not added to deploykit's list of runs:
+    monitor it with the trainer, or with `deploykit attach`.
+
+    The request is that of the dry run, with these differences, which version 3 makes necessary:
+
+    - `ContainerEntrypoint` and `ContainerArguments` start the SDK's own launcher, ``sm_train.sh``,
+      instead of the image's entrypoint. It starts ``launch.py`` below torchrun, with the same
+      arguments. What it sets for NCCL, ``launch.py`` corrects.
+    - `InputDataConfig` has the channels `code` and `sm_drivers` in addition.
+    - `OutputDataConfig.CompressionType` is written out: GZIP.
+    - `EnableSageMakerMetricsTimeSeries` is missing.
+
+    Raises JobFileError with every problem of the job, among them what version 3 cannot express:
+    mpirun and SMDDP, `image_entrypoint` and `request`; BackendUnavailable if the SDK is not installed;
+    and UsageError for much data without `yes`.
+    """
+    sdk3.require()
+    plan = lifecycle.prepare(source(job), overrides, "sagemaker", run).plan
+    if not yes:
+        lifecycle.require_confirmation(plan)
+    sdk3.check(plan.job, plan.options)
+    return sdk3.model_trainer(
+        plan,
+        json.loads(plan.text),
+        sagemaker_session or sdk3.session(plan),
         lambda: uploads.upload(plan),
     )

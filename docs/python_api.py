@@ -27,7 +27,7 @@ ALIASES = {
     "Argument": "str | int | float | os.PathLike[str]",
     "Overrides": "Sequence[str | tuple[str, Any]]",
 }
-OTHERS = (slurm.executor, sagemaker.estimator)
+OTHERS = (slurm.executor, sagemaker.estimator, sagemaker.model_trainer)
 
 
 def text(page: Callable[..., str], table: Callable[..., str]) -> str:

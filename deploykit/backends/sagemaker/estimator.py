@@ -21,7 +21,7 @@ from deploykit.lib.errors import BackendUnavailable, SubmitRefused, UsageError
 
 REFUSALS = (ValueError, RuntimeError)
 """What the SDK raises for arguments that it refuses."""
-_SETTINGS = {
+SETTINGS = {
     "SchemaVersion": "1.0",
     "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}},
 }
@@ -153,7 +153,7 @@ def session(plan: Plan, client: Any = None) -> Any:
         aws.session(plan.target, plan.options.credentials),
         sagemaker_client=client,
         default_bucket=plan.options.bucket,
-        sagemaker_config=_SETTINGS,
+        sagemaker_config=SETTINGS,
     )
 
 

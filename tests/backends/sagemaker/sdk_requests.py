@@ -42,8 +42,8 @@ def environment(folder):
 
 def main(questions, answers):
     disable_network()
-    _share_clients()
-    _share_descriptions()
+    share_clients()
+    share_descriptions()
     asked = pickle.loads(Path(questions).read_bytes())
     result = {
         "requests": [_request(*job) for job in asked["jobs"]],
@@ -60,7 +60,7 @@ def disable_network():
     sys.addaudithook(refuse)
 
 
-def _share_clients():
+def share_clients():
     """Use one client per service and region: creating clients takes most of the time."""
     import boto3
 
@@ -76,7 +76,7 @@ def _share_clients():
     boto3.Session.client = client
 
 
-def _share_descriptions():
+def share_descriptions():
     """Cache botocore's descriptions of services and regions, which each session reads again."""
     from botocore.loaders import JSONFileLoader
 
