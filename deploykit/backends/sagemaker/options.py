@@ -491,4 +491,5 @@ def channel_names(job: JobSpec, options: Options) -> list[str]:
 
 def channel_location(job: JobSpec, options: Options, name: str) -> str | None:
     """The S3 location of a channel; None if the job file names none."""
-    return options.channel(name).s3 or job.data.get(name)
+    own = job.data.get(name)
+    return options.channel(name).s3 or (own.path if own else None)

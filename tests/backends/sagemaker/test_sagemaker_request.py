@@ -27,7 +27,7 @@ from deploykit.backends.sagemaker.options import METRICS, Channel, InstanceGroup
 from deploykit.bundle import archive as bundles
 from deploykit.bundle import node_plane
 from deploykit.cli import main as cli
-from deploykit.job.model import Entrypoint
+from deploykit.job.model import Entrypoint, InputChannel
 from deploykit.lib.errors import JobFileError, UsageError
 from deploykit.run import lifecycle
 from tests.aws_server import SECTION
@@ -149,6 +149,10 @@ PROBLEMS = {
     "twenty-one channels": (
         {"data": {f"c{n}": "s3://b-b/c" for n in range(21)}},
         ("data", "error"),
+    ),
+    "a channel that the nodes would copy": (
+        {"data": {"train": InputChannel("s3://b-b/c", "shard")}},
+        ("data.train.stage", "error"),
     ),
     "forty-one metrics": (
         {"metric_definitions": {f"m{n}": "(.)" for n in range(41)}},
