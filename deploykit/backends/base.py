@@ -494,15 +494,15 @@ def check_addresses(job: JobSpec, unusable: str, instead: str) -> Iterator[Probl
     channels = staged(job)
     for path, location in addresses(job).items():
         name = path.removeprefix("data.")
-        if name in job.data and location.startswith("s3://"):
-            if name not in channels:
-                hint = f"have it copied there: {name}: {{path: {location}, stage: node}}"
-                yield Problem(path, unusable.format(location=location), hint)
-        elif name in channels:
-            message = f"{location} cannot be copied to the nodes"
-            yield Problem(path, message, "a folder, or an s3:// prefix")
-        else:
-            yield Problem(path, unusable.format(location=location), instead.format(path=path))
+        message, hint = unusable.format(location=location), instead.format(path=path)
+        in_s3 = location.startswith("s3://")
+        if name in channels and in_s3:
+            continue
+        if name in channels:
+            message, hint = f"{location} cannot be copied to the nodes", "a folder, or s3://"
+        elif name in job.data and in_s3:
+            hint = f"have it copied there: {name}: {{path: {location}, stage: node}}"
+        yield Problem(path, message, hint)
     for name, channel in job.data.items():
         if channel.stage_folder is not None and channel.stage is None:
             yield Problem(f"data.{name}.stage_folder", "requires `stage`", "stage: node")

@@ -191,13 +191,14 @@ def test_a_job_needs_a_name_and_an_entrypoint_only(project):
 
 
 def test_hints_about_the_command_line_are_about_arguments_in_python(project, capsys):
+    data = {"data": {"train": "hf://bucket/train"}}
     for backend, hint in (("local", "set a folder"), ("slurm", "set that folder")):
-        with pytest.raises(JobFileError, match=f'{hint}.* set={{"output": FOLDER}}') as caught:
-            deploykit.plan(backend=backend, set={"output": "s3://bucket/results"})
+        with pytest.raises(JobFileError, match=f'{hint}.* set={{"data.train": FOLDER}}') as caught:
+            deploykit.plan(backend=backend, set=data)
         assert "--set" not in str(caught.value)
-        override = "output=s3://bucket/results"
+        override = "data.train=hf://bucket/train"
         assert cli.main(["check", "--backend", backend, "--set", override]) == 65
-        assert "--set output=FOLDER" in capsys.readouterr().err
+        assert "--set data.train=FOLDER" in capsys.readouterr().err
 
 
 def test_a_job_has_every_key_of_a_job_file():
