@@ -173,7 +173,7 @@ def takes(kind: Any, metadata: Sequence[Any]) -> str:
     if quantity:
         return quantity + limits(metadata, shown=False)
     if dataclasses.is_dataclass(kind):
-        return "section"
+        return "text or section" if hasattr(kind, "SHORT") else "section"
     if get_origin(kind) is Literal:
         return " or ".join(f"`{choice}`" for choice in get_args(kind))
     if get_origin(kind) is tuple:

@@ -73,6 +73,7 @@ STUDENT = Role(
     ),
 )
 TWO_NODES = "deploykit submit train.py -b slurm --nodes 2 --processes-per-node 1"
+STAGED = "'data.train={path: ../digits, stage: node, stage_folder: $HOME}'"
 RESEARCHER = Role(
     "A researcher on a Slurm cluster",
     "The researcher has a script and wants to run it on two nodes.",
@@ -84,6 +85,8 @@ RESEARCHER = Role(
         (f"{TWO_NODES} --time-limit 10m --save job.yaml --run two-nodes --wait", 0),
         ("cat job.yaml", 0),
         ("deploykit rerun two-nodes --run again --wait", 0),
+        ("mkdir ../digits && cp job.yaml ../digits/   # the researcher's data, in a folder", 0),
+        (f"deploykit submit -b slurm --set {STAGED} --run copied --wait", 0),
     ),
     "slurm",
 )

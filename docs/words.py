@@ -50,6 +50,7 @@ VARIABLES = {
 }
 
 INTERNAL = {
+    "DEPLOYKIT_STAGE": "JSON, channel to its section of `data`; removed once copied",
     "DEPLOYKIT_SECRETS": "JSON, variable to `secret:` reference; removed once resolved",
     "DEPLOYKIT_BUNDLE": "on SageMaker: the hash of the planned source, which `launch.py` compares "
     "with that of the bundle's files; removed after that",
@@ -104,6 +105,7 @@ EXIT_RECORD_FILES = {
     "billed-N.json": "for a job with a cap: when billing of attempt N began; updated regularly",
     "heartbeat-N.json": "on several nodes of Slurm: where the launcher of node N can be reached",
     "process-N.json": "the process of rank N, kept after its end, for `deploykit dump`",
+    "staging-N.json": "how far node N has copied the channels of `data` with `stage`",
     "stall-N.json": "the ranks of node N make no progress; deleted when they do again",
     "unhealthy-N.json": "nodes that failed in attempt N: in the preflight, or without a record",
     "software.json": "versions on node 0, and the GPUs that its ranks see, for `report`",
@@ -112,6 +114,11 @@ EXIT_RECORD_FILES = {
 }
 
 EXIT_RECORD_FIELDS = {
+    "channel": "the channel that is copied, or was copied last",
+    "copied": "bytes of it that are on the node",
+    "size": "bytes that it has in all",
+    "folders": "by channel that is complete: its copy",
+    "done": "whether all nodes have all channels",
     "waiting": "processes that wait in `init_process_group`, if all of the node do; else 0",
     "address": "`HOST:PORT` where they wait; empty if py-spy could not read it",
     "refused": "whether the connection was refused",

@@ -29,21 +29,22 @@ From here to the first rank, in the order in which a node gets there:
  8. `restart.attempt.Attempt.begin`: may this attempt start?
  9. `node._run_torchrun`: prepares the node.
 10. `environment.prepare`: the settings of the job, secrets, folders.
-11. `node._run_group`: with a fixed set of nodes, so once for each with ``nodes: 2:4``.
-12. `node._connect`: joins the other nodes.
-13. `network.interfaces.choose`: the interface that leads to them.
-14. `network.rendezvous.meet`: an address and a port on node 0.
-15. `nccl.set_variables`: for NCCL, PyTorch and libfabric.
-16. `preflight.coordinator.run`: tests the nodes, where the job asks for it.
-17. `outputs.around`: brings back files of an earlier attempt.
-18. `relay.Relay.copying`: a thread that copies what the ranks print.
-19. `node._supervision`: what is looked at while they run.
-20. `supervisor.run`: starts torchrun, and delivers signals until it ends.
-21. `network.elastic.main`: in torchrun's process.
-22. `network.elastic.FixedNodes.next_rendezvous`: waits for all nodes.
-23. `rank.run`: in the process that torchrun starts for each rank; it forks.
-24. `rank._become`: the child prepares the program.
-25. `relay.hand_over`: its output goes to the thread of step 18. Then it is the program.
+11. `staging.run`: copies the data of channels with `stage`.
+12. `node._run_group`: with a fixed set of nodes, so once for each with ``nodes: 2:4``.
+13. `node._connect`: joins the other nodes.
+14. `network.interfaces.choose`: the interface that leads to them.
+15. `network.rendezvous.meet`: an address and a port on node 0.
+16. `nccl.set_variables`: for NCCL, PyTorch and libfabric.
+17. `preflight.coordinator.run`: tests the nodes, where the job asks for it.
+18. `outputs.around`: brings back files of an earlier attempt.
+19. `relay.Relay.copying`: a thread that copies what the ranks print.
+20. `node._supervision`: what is looked at while they run.
+21. `supervisor.run`: starts torchrun, and delivers signals until it ends.
+22. `network.elastic.main`: in torchrun's process.
+23. `network.elastic.FixedNodes.next_rendezvous`: waits for all nodes.
+24. `rank.run`: in the process that torchrun starts for each rank; it forks.
+25. `rank._become`: the child prepares the program.
+26. `relay.hand_over`: its output goes to the thread of step 19. Then it is the program.
 
 Exit codes: the program's own (128 + signal), among them 75 for a program that was told to stop and
 saved a checkpoint; 64 for a wrong command; 78 for an environment in which the job cannot run; 70

@@ -237,7 +237,7 @@ def _same_environment(plan, environ):
         else:
             assert environ[name] == value
     for name, place in plan.job.data.items():
-        assert environ[f"DEPLOYKIT_DATA_{name.upper()}"] == place
+        assert environ[f"DEPLOYKIT_DATA_{name.upper()}"] == place.path
 
 
 def _local(bench, plan):

@@ -20,7 +20,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard, cast
 
 from deploykit.bundle.node_plane import FOLDER
 from deploykit.job.checks import check_module, check_processes, is_secret, near_folder
-from deploykit.job.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, Status
+from deploykit.job.decode import as_data
+from deploykit.job.model import (
+    Bundle,
+    Handle,
+    InputChannel,
+    JobSpec,
+    LogLine,
+    Plan,
+    Problem,
+    Status,
+)
 from deploykit.job.spelling import did_you_mean
 from deploykit.lib import paths
 from deploykit.lib.errors import UsageError
@@ -421,6 +431,7 @@ def environment(  # noqa: PLR0913 - one keyword for each location of the contrac
     secret = {name: value for name, value in sorted(job.env.items()) if is_secret(value)}
     optional = {
         "DEPLOYKIT_SECRETS": json.dumps(secret) if secret else None,
+        "DEPLOYKIT_STAGE": json.dumps(as_data(staged(job))) if staged(job) else None,
         "DEPLOYKIT_RUN_DIR": folder,
         "DEPLOYKIT_OUTPUTS": json.dumps(job.outputs) if job.outputs else None,
         "DEPLOYKIT_ON_STALL": job.on_stall if job.on_stall != "dump" else None,
@@ -449,14 +460,35 @@ def in_folder(job: JobSpec, backend: str, run: str, folder: Path) -> dict[str, s
         run=run,
         output=job.output or str(folder / "output"),
         checkpoints=job.checkpoints or str(folder / "checkpoints"),
-        data=job.data,
+        data={name: channel.path for name, channel in job.data.items() if not channel.stage},
         folder=str(folder),
     )
 
 
+def staged(job: JobSpec) -> dict[str, InputChannel]:
+    """The channels that the nodes copy before the ranks start: ``deploykit_node/staging.py``."""
+    return {name: channel for name, channel in job.data.items() if channel.stage}
+
+
+def staging_comments(job: JobSpec) -> list[str]:
+    """For the plan's script: what is copied from where to which folder, a comment for each."""
+    local = "the first writable one of $SLURM_TMPDIR, /scratch, $TMPDIR and /tmp"
+    lines = []
+    for name, channel in staged(job).items():
+        action, default = {
+            "node": ("each node copies", local),
+            "shard": ("each node copies its share of", local),
+            "shared": ("node 0 copies", "data/ in the run's folder"),
+        }[channel.stage or ""]
+        source = json.dumps(channel.path)  # a line break would end the comment
+        folder = channel.stage_folder or default
+        lines.append(f"# {name}: {action} {source} to {folder} before the ranks start")
+    return lines
+
+
 def locations(job: JobSpec) -> dict[str, str]:
     """The locations that a job file names, by their path in it."""
-    data = {f"data.{name}": location for name, location in job.data.items()}
+    data = {f"data.{name}": channel.path for name, channel in job.data.items()}
     others = {"output": job.output, "checkpoints": job.checkpoints}
     return data | {path: location for path, location in others.items() if location is not None}
 
@@ -466,6 +498,31 @@ def addresses(job: JobSpec) -> dict[str, str]:
     return {
         path: location for path, location in locations(job).items() if paths.is_address(location)
     }
+
+
+def check_addresses(job: JobSpec, unusable: str, instead: str) -> Iterator[Problem]:
+    """Problems of addresses on a backend whose nodes read folders, and of `stage`.
+
+    `unusable` is the message, with ``{location}``; `instead` the hint, with ``{path}``.
+    """
+    channels = staged(job)
+    for path, location in addresses(job).items():
+        name = path.removeprefix("data.")
+        message, hint = unusable.format(location=location), instead.format(path=path)
+        in_s3 = location.startswith("s3://")
+        if name in channels and in_s3:
+            continue
+        if name in channels:
+            message, hint = f"{location} cannot be copied to the nodes", "a folder, or s3://"
+        elif name in job.data and in_s3:
+            hint = f"have it copied there: {name}: {{path: {location}, stage: node}}"
+        yield Problem(path, message, hint)
+    for name, channel in job.data.items():
+        if channel.stage_folder is not None and channel.stage is None:
+            yield Problem(f"data.{name}.stage_folder", "requires `stage`", "stage: node")
+        if channel.stage in {"shard", "shared"} and job.resources.min_nodes is not None:
+            message = f"`{channel.stage}` needs a fixed number of nodes, and this one may change"
+            yield Problem(f"data.{name}.stage", message, "stage: node")
 
 
 def command(job: JobSpec) -> list[str]:
@@ -514,7 +571,8 @@ def check_ranks(job: JobSpec) -> Iterator[Problem]:
 
 def missing_data(job: JobSpec) -> Iterator[Problem]:
     """Yield a problem for each folder of `data` that does not exist on this machine."""
-    for name, location in job.data.items():
+    for name, channel in job.data.items():
+        location = channel.path
         if not paths.is_address(location) and not os.path.exists(location):  # noqa: PTH110 - too long
             message = f"{location} was not found on this machine"
             yield Problem(f"data.{name}", message, near_folder(location))

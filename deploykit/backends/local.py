@@ -78,12 +78,11 @@ class Options:
 
 def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     """Refuse addresses as locations, and warn about limits that are not enforced."""
-    for path, location in backend.addresses(job).items():
-        yield Problem(
-            path,
-            f"{location} is not a folder on this machine",
-            f"set a folder, for example with --set {path}=FOLDER",
-        )
+    yield from backend.check_addresses(
+        job,
+        "{location} is not a folder on this machine",
+        "set a folder, for example with --set {path}=FOLDER",
+    )
     python: str | None = _python(options)
     if job.environment is not None:
         yield from environments.conflict(job, "local.python", options.python)
@@ -95,6 +94,7 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     yield from backend.check_program(job, Path(python) if python else None)
     if python:
         yield from checks.check_torch(job, Path(python))
+        yield from checks.check_boto3(job, Path(python))
     yield from backend.missing_data(job)
     yield from backend.check_ranks(job)
     wants_nsys = (job.profile or "").startswith("nsys") and job.environment is None
@@ -176,6 +176,7 @@ def _script(job: JobSpec, options: Options, run: str, folder: Path) -> str:
         "# shellcheck disable=SC2016 # text in single quotes is literal",
         f"export DEPLOYKIT_RUN_DIR={shlex.quote(run_folder)}",
         (paths.shipped("templates") / "local.sh").read_text(encoding="utf-8"),
+        *backend.staging_comments(job),
         *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()),
         "",
         *prepared,
@@ -341,7 +342,7 @@ def _status(handle: Handle) -> Status:
         reason = f"it was started on {handle.target}; run this command there"
         return Status(State.UNKNOWN, "", reason)
     if _alive(folder):
-        reason = "" if cancelled else stacks.stall_reason(folder)
+        reason = "" if cancelled else stacks.stall_reason(folder) or exit_records.staging(folder)
         return Status(State.STOPPING if cancelled else State.RUNNING, "alive", reason)
     if cancelled:
         return Status(State.CANCELLED, "ended", "cancelled by `deploykit cancel`")

@@ -198,22 +198,36 @@ def check_torch(job: JobSpec, python: Path) -> Iterator[Problem]:
     """A problem if PyTorch is not among the packages of `python`, which runs the job.
 
     Nothing is imported or run: a warning for an environment that deploykit does not run in.
-    `uv run` may still install PyTorch, and PYTHONPATH may name a folder that has it.
     """
-    uses_uv = job.environment is not None and job.environment.uv is not None
-    if job.entrypoint.launcher != "torchrun" or uses_uv or "PYTHONPATH" in job.env:
-        return
-    severity: Literal["error", "warning"] = "warning"
-    if python == Path(sys.executable):
-        spec, severity = importlib.util.find_spec("torch"), "error"
-        missing = spec is None or spec.origin is None
-    else:
-        isolated = environments.is_isolated(python.parent.parent)
-        missing = isolated and not any(_has_whole(site, "torch") for site in _packages(python))
-    if missing:
+    if job.entrypoint.launcher == "torchrun" and _lacks(job, python, "torch"):
         message = f"PyTorch is not installed for {python}, which runs the job"
         hint = f"{python} -m pip install torch, or set `environment` to one that has it"
+        severity: Literal["error", "warning"]
+        severity = "error" if python == Path(sys.executable) else "warning"
         yield Problem("environment", message, hint, severity=severity)
+
+
+def check_boto3(job: JobSpec, python: Path) -> Iterator[Problem]:
+    """A warning if a node copies data from S3 and `python`, which runs the job, has no boto3."""
+    for name, channel in job.data.items():
+        if channel.stage and channel.path.startswith("s3://") and _lacks(job, python, "boto3"):
+            message = f"boto3 is not installed for {python}, which copies {channel.path}"
+            hint = f"{python} -m pip install boto3, or set `environment` to one that has it"
+            yield Problem(f"data.{name}", message, hint, severity="warning")
+
+
+def _lacks(job: JobSpec, python: Path, package: str) -> bool:
+    """Whether a package is certainly not among those of `python`, which runs the job.
+
+    `uv run` may still install it, and PYTHONPATH may name a folder that has it.
+    """
+    if (job.environment is not None and job.environment.uv is not None) or "PYTHONPATH" in job.env:
+        return False
+    if python == Path(sys.executable):
+        spec = importlib.util.find_spec(package)
+        return spec is None or spec.origin is None
+    isolated = environments.is_isolated(python.parent.parent)
+    return isolated and not any(_has_whole(site, package) for site in _packages(python))
 
 
 def _packages(python: Path) -> list[Path]:

@@ -1,5 +1,7 @@
 """Plain data into typed values: JSON, numbers, and dataclasses with every problem at once.
 
+A dataclass whose `SHORT` names a field may be written as that field's value alone.
+
 The fields of a dataclass carry notes (`Help`, `Bounds`, `Pattern`, `Quantity`) as arguments of
 ``typing.Annotated``. They serve four readers: `decode`, the JSON Schema, the commented file that
 ``deploykit init`` writes, and the reference in ``docs/``.
@@ -252,12 +254,16 @@ def _example(metadata: tuple[Any, ...], path: str) -> str | None:
 def _dataclass(
     cls: Any, data: object, path: str, problems: list[Problem], example: str | None = None
 ) -> Any:
+    before = len(problems)
+    short = getattr(cls, "SHORT", None)
+    if short is not None and not isinstance(data, Mapping):
+        value = _read(hints(cls)[short], data, path, problems)
+        return None if _has_errors(problems[before:]) else cls(**{short: value})
     if data is None:
         data = {}
     if not isinstance(data, Mapping):
         problems.append(Problem(path, f"expected a section, got {_shown(data)}", example))
         return None
-    before = len(problems)
     # the key `as` is the field `as_`: a keyword of Python cannot name one
     known = {field.name.rstrip("_"): field for field in dataclasses.fields(cls)}
     values: dict[str, Any] = {}
@@ -435,6 +441,9 @@ def as_data(value: Any) -> Any:
     """A job or options as in a job file that decodes to the same, whatever the user's defaults."""
     if dataclasses.is_dataclass(value):
         kind: Any = type(value)
+        if short := getattr(kind, "SHORT", None):
+            data = {name: item for name, item in vars(value).items() if item is not None}
+            return data[short] if data.keys() == {short} else data
         data = {name: _with_unit(hint, getattr(value, name)) for name, hint in hints(kind).items()}
         data = {name.rstrip("_"): item for name, item in data.items()}
         return {name: item for name, item in data.items() if (name, item) != ("time_limit", "0s")}

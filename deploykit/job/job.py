@@ -53,6 +53,14 @@ class TrackKeys(TypedDict, total=False):
     wandb: str
 
 
+class InputChannelKeys(TypedDict, total=False):
+    """A channel of `data` that is copied to the nodes: a path, and how."""
+
+    path: str | os.PathLike[str]
+    stage: Literal["node", "shard", "shared"]
+    stage_folder: str
+
+
 class Job(Mapping[str, Any]):
     """A job, with the keys of a job file as arguments and sections as mappings.
 
@@ -78,7 +86,7 @@ class Job(Mapping[str, Any]):
         source: str | os.PathLike[str] | None = None,
         environment: EnvironmentKeys | None = None,
         env: Mapping[str, str] | None = None,
-        data: Mapping[str, str | os.PathLike[str]] | None = None,
+        data: Mapping[str, str | os.PathLike[str] | InputChannelKeys] | None = None,
         output: str | os.PathLike[str] | None = None,
         checkpoints: str | os.PathLike[str] | None = None,
         outputs: Sequence[str] | None = None,

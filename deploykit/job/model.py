@@ -21,6 +21,9 @@ NAME = Pattern(
 )
 VARIABLE = Pattern(r"[A-Za-z_][A-Za-z0-9_]*", "an environment variable's name")
 CHANNEL = Pattern(r"[A-Za-z0-9][A-Za-z0-9_]{0,63}", "letters, digits and underscores")
+STAGE_FOLDER = Pattern(
+    r"[/$][^\x00-\x1f\x7f]*", "an absolute folder, or one that begins with a variable of the node"
+)
 OUTPUT = Pattern(
     r"[^/~\x00-\x1f\x7f][^\x00-\x1f\x7f]*",
     "a pattern below the working folder, such as snapshot.pt or checkpoints/*.pt",
@@ -240,6 +243,39 @@ TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
 
 
 @dataclass(frozen=True)
+class InputChannel:
+    """Where the data of a channel is, and whether it is copied before the ranks start."""
+
+    SHORT = "path"
+    """The key that a plain text sets."""
+
+    path: Annotated[str, Help("Folder or s3:// prefix.", example="s3://bucket/train"), NOT_EMPTY]
+    stage: Annotated[
+        Literal["node", "shard", "shared"] | None,
+        Help(
+            "Copy the data before the ranks start, on this machine and on Slurm. `node`: all of it "
+            "to each node. `shard`: a share of the files to each node; node I of N gets every Nth "
+            "file by name, from the Ith on. `shared`: once, to a folder that all nodes see. "
+            "SageMaker copies by itself: see `sagemaker.channels`."
+        ),
+    ] = None
+    stage_folder: Annotated[
+        str | None,
+        Help(
+            "Folder on the node for the copy; the node fills in variables such as `$USER`. "
+            "Default: the first of `$SLURM_TMPDIR`, `/scratch`, `$TMPDIR` and `/tmp` that is "
+            "writable there; with `stage: shared`, `data` in the run's folder.",
+            example="/local/$USER",
+        ),
+        STAGE_FOLDER,
+    ] = None
+
+    def in_folder(self, folder: Path) -> InputChannel:
+        """The same with an absolute path; addresses (s3://...) are kept."""
+        return replace(self, path=paths.absolute(self.path, folder))
+
+
+@dataclass(frozen=True)
 class JobSpec:
     """The part of a job file that is the same on every backend."""
 
@@ -279,10 +315,10 @@ class JobSpec:
         ),
     ] = field(default_factory=dict)
     data: Annotated[
-        Mapping[Annotated[str, CHANNEL], Annotated[str, NOT_EMPTY]],
+        Mapping[Annotated[str, CHANNEL], InputChannel],
         Help(
             "Input channels, name to folder or s3:// prefix; `DEPLOYKIT_DATA_<NAME>` holds the "
-            "folder on the node.",
+            "folder on the node. A section instead of the text says how the data is copied there.",
             example="{train: /shared/data/train}",
         ),
     ] = field(default_factory=dict)
@@ -385,7 +421,7 @@ class JobSpec:
         return replace(
             self,
             source=paths.absolute(self.source, folder),
-            data={name: paths.absolute(location, folder) for name, location in self.data.items()},
+            data={name: channel.in_folder(folder) for name, channel in self.data.items()},
             environment=self.environment and self.environment.in_folder(folder),
             track=self.track and self.track.in_folder(folder),
             output=self.output and paths.absolute(self.output, folder),

@@ -56,7 +56,8 @@ def _type(kind: Any, metadata: tuple[Any, ...]) -> dict[str, Any]:
     if quantity is not None:
         return {"type": "string", "pattern": quantity.regex}
     if dataclasses.is_dataclass(kind):
-        return _object(kind)
+        section, short = _object(kind), getattr(kind, "SHORT", None)
+        return {"anyOf": [section["properties"][short], section]} if short else section
     if get_origin(kind) is tuple:
         return {"type": "array", "items": _of(get_args(kind)[0])}
     if get_origin(kind) is Literal:

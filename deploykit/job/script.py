@@ -139,6 +139,8 @@ def _moved(draft: Draft, folder: Path) -> Iterator[tuple[str, Any]]:
     old, new = Path(os.path.realpath(_folder(draft))), os.path.realpath(folder)
 
     def seen(location: Any) -> Any:
+        if isinstance(location, dict) and "path" in location:
+            return {**location, "path": seen(location["path"])}
         if not isinstance(location, str) or "://" in location or location.startswith("~"):
             return location
         return os.path.relpath(old / location, new)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from deploykit.job.decode import from_json, whole
-from deploykit.lib import paths
+from deploykit.lib import paths, units
 
 STOPPED = 75
 """Exit code of a trainer that stopped on request after saving a checkpoint, and can resume."""
@@ -29,6 +29,13 @@ FIELDS: dict[str, dict[str, Any]] = {
     "process": {"host": str, "python": str, "libraries": str, "attempt": int},
     "restart": {"restart": int, "why": str, "time": str},
     "software": {"versions": dict, "gpus": list, "driver": str},
+    "staging": {
+        "attempt": int,
+        "channel": str,
+        "copied": int,
+        "size": int,
+        "done": bool,
+    },
     "stall": {
         "time": str,
         "seconds": int,
@@ -187,6 +194,20 @@ def attempt(folder: Path | str) -> int | None:
     """The number of the latest attempt, from 0; None before the first."""
     # not a Path: there may be thousands of runs
     return valid(f"{folder}/exit_records/attempt.json", "attempt").get("attempt")
+
+
+def staging(folder: Path) -> str:
+    """``staging train: 3.2 of 40 GB on 2 nodes``; empty unless nodes are copying their data."""
+    now = attempt(folder)
+    records = [record for _, record in numbered(folder, "staging") if record["attempt"] == now]
+    copying = [record for record in records if record["channel"] and not record["done"]]
+    if not copying:
+        return ""
+    name = min(copying, key=lambda record: record["copied"] - record["size"])["channel"]
+    same = [record for record in copying if record["channel"] == name]
+    copied, size = (sum(record[key] for record in same) for key in ("copied", "size"))
+    nodes = f" on {len(same)} nodes" if len(same) > 1 else ""
+    return f"staging {name}: {units.size(copied)} of {units.size(size)}{nodes}"
 
 
 def written(folder: Path) -> Written | None:

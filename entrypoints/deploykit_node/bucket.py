@@ -60,15 +60,15 @@ class Bucket:
     def entries(self) -> list[Entry]:
         """All objects, sorted by name, without the console's marks of empty folders."""
         pages = self._client.get_paginator("list_objects_v2")
-        found = list[Entry]()
+        entries = list[Entry]()
         with self._errors("listed"):
             for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix):
                 for each in page.get("Contents", ()):
                     name = each["Key"].removeprefix(self._prefix)
                     if name and not name.endswith("/"):
                         when, etag = each["LastModified"].timestamp(), each["ETag"].strip('"')
-                        found.append(Entry(name, each["Size"], when, etag))
-        return sorted(found)
+                        entries.append(Entry(name, each["Size"], when, etag))
+        return sorted(entries)
 
     def read(self, name: str) -> bytes | None:
         """The content of a small object; None if there is none."""
@@ -108,7 +108,8 @@ class Bucket:
                 future = manager.download(self._bucket, key, str(path), subscribers=subscribers)
                 pending.append((entry, path, future))
             for entry, path, future in pending:
-                future.result()
+                with self._errors("downloaded", f"/{entry.name}"):
+                    future.result()
                 if path.stat().st_size != entry.size:
                     path.unlink()
                     raise BucketError(f"{self.location}/{entry.name} changed while it was copied.")
@@ -155,7 +156,7 @@ class Bucket:
             yield manager, [Progress()]
 
     @contextmanager
-    def _errors(self, action: str) -> Iterator[None]:
+    def _errors(self, action: str, name: str = "") -> Iterator[None]:
         import boto3.exceptions
         import botocore.exceptions
 
@@ -169,6 +170,6 @@ class Bucket:
         except OSError as error:
             where = f" ({error.filename})" if error.filename else ""
             why = f"{error.strerror or error}{where}"
-            raise BucketError(f"{self.location} was not {action}: {why}") from error
+            raise BucketError(f"{self.location}{name} was not {action}: {why}") from error
         except failures as error:
-            raise BucketError(f"{self.location} was not {action}: {error}") from error
+            raise BucketError(f"{self.location}{name} was not {action}: {error}") from error

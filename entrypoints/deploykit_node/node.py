@@ -30,6 +30,7 @@ from deploykit_node import (
     relay,
     signals,
     source_hash,
+    staging,
     supervisor,
 )
 from deploykit_node.cluster import BadEnvironment
@@ -101,6 +102,7 @@ def _run_torchrun(
     environment.prepare(env)
     nsys.check(env)
     hooks.check_debugger(env)
+    staging.run(env, here, elastic=words.elastic)
     if words.elastic:
         return membership.run(words, env, here, attempt, _run_group)
     return _run_group(words, env, here, attempt)

@@ -205,6 +205,19 @@ class WrittenRecord(TypedDict):
     outputs: list[str]
 
 
+class StagingRecord(TypedDict):
+    """``staging-N.json``: how far node N has copied the input channels with `stage`."""
+
+    attempt: int
+    channel: str
+    copied: int
+    size: int
+    folders: dict[str, str]
+    """By channel, where its copy is."""
+    done: bool
+    """Whether all nodes have all channels."""
+
+
 SCHEMA: dict[str, type] = {
     "node-N.json": NodeRecord,
     "failed-A.R.json": RankRecord,
@@ -214,6 +227,7 @@ SCHEMA: dict[str, type] = {
     "billed-N.json": BilledRecord,
     "heartbeat-N.json": HeartbeatRecord,
     "process-N.json": ProcessRecord,
+    "staging-N.json": StagingRecord,
     "stall-N.json": StallRecord,
     "unhealthy-N.json": UnhealthyRecord,
     "usage-N.json": UsageRecord,

@@ -20,8 +20,17 @@ import pytest
 
 import deploykit
 from deploykit.cli import main as cli
-from deploykit.job.job import EntrypointKeys, EnvironmentKeys, ResourcesKeys
-from deploykit.job.model import Entrypoint, Environment, JobSpec, Problem, Resources, State, Status
+from deploykit.job.job import EntrypointKeys, EnvironmentKeys, InputChannelKeys, ResourcesKeys
+from deploykit.job.model import (
+    Entrypoint,
+    Environment,
+    InputChannel,
+    JobSpec,
+    Problem,
+    Resources,
+    State,
+    Status,
+)
 from deploykit.lib import errors
 from deploykit.lib.errors import JobFileError, NotFound, RunFailed, TimedOut, UsageError
 from tests.backends.test_example_backend import installed  # noqa: F401 - a backend that runs nothing
@@ -182,12 +191,12 @@ def test_a_job_needs_a_name_and_an_entrypoint_only(project):
 
 
 def test_hints_about_the_command_line_are_about_arguments_in_python(project, capsys):
-    data = {"data": {"train": "s3://bucket/train"}}
+    data = {"data": {"train": "hf://bucket/train"}}
     for backend, hint in (("local", "set a folder"), ("slurm", "set that folder")):
         with pytest.raises(JobFileError, match=f'{hint}.* set={{"data.train": FOLDER}}') as caught:
             deploykit.plan(backend=backend, set=data)
         assert "--set" not in str(caught.value)
-        override = "data.train=s3://bucket/train"
+        override = "data.train=hf://bucket/train"
         assert cli.main(["check", "--backend", backend, "--set", override]) == 65
         assert "--set data.train=FOLDER" in capsys.readouterr().err
 
@@ -198,6 +207,7 @@ def test_a_job_has_every_key_of_a_job_file():
         (Entrypoint, EntrypointKeys.__annotations__),
         (Resources, ResourcesKeys.__annotations__),
         (Environment, EnvironmentKeys.__annotations__),
+        (InputChannel, InputChannelKeys.__annotations__),
     ):
         assert {field.name for field in fields(cls)} == set(keys) - {"sections"}
 

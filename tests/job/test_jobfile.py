@@ -150,9 +150,9 @@ def test_locations_are_relative_to_the_file(project, monkeypatch):
     monkeypatch.chdir("/")
     job = load(project / "job.yaml", "data.train=data/x", "output=s3://b/out", "data.home=~/y").job
     assert job.source == str(project)
-    assert job.data["train"] == str(project / "data/x")
+    assert job.data["train"].path == str(project / "data/x")
     assert job.output == "s3://b/out"
-    assert job.data["home"].endswith("no home/y")
+    assert job.data["home"].path.endswith("no home/y")
 
 
 @pytest.mark.parametrize(

@@ -598,15 +598,16 @@ def channel_names(job: JobSpec, options: Options) -> list[str]:
 
 def channel_location(job: JobSpec, options: Options, name: str) -> str | None:
     """The S3 location of a channel; None if the job file names none."""
-    return options.channel(name).s3 or job.data.get(name)
+    own = job.data.get(name)
+    return options.channel(name).s3 or (own.path if own else None)
 
 
 def local_data(job: JobSpec, options: Options) -> dict[str, str]:
     """The channels of `data` that are folders or files of this machine, which are uploaded."""
     return {
-        name: location
-        for name, location in job.data.items()
-        if not paths.is_address(location)
+        name: own.path
+        for name, own in job.data.items()
+        if not paths.is_address(own.path)
         and options.channel(name).s3 is None
         and options.channel(name).file_system_id is None
     }

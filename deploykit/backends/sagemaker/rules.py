@@ -251,6 +251,14 @@ def _check_features(job: JobSpec, options: Options) -> Iterator[Problem]:
         if job.preflight and job.resources.nodes > 1:
             message = "the network test requires torchrun, which `launcher: python` does not use"
             yield Problem("preflight", message, "remove it, or use launcher: torchrun")
+    for name, channel in backend.staged(job).items():
+        key = f"sagemaker.channels.{name}"
+        hint = {
+            "node": "remove `stage`: SageMaker copies each channel to every node",
+            "shard": f"remove `stage`, and set {key}.s3_distribution: ShardedByS3Key",
+            "shared": f"remove `stage`, and set {key}.input_mode: FastFile, which copies nothing",
+        }[channel.stage or ""]
+        yield Problem(f"data.{name}.stage", "SageMaker brings the data to the nodes itself", hint)
     if (job.profile or "").startswith("nsys") and options.distribution != "none":
         message = "nsys needs ranks started by deploykit, but here SageMaker's toolkit starts them"
         yield Problem("profile", message, "torch:20:25, PyTorch's own profiler")

@@ -155,12 +155,11 @@ def _check_home(options: Options) -> Iterator[Problem]:
 
 
 def _check_locations(job: JobSpec, options: Options) -> Iterator[Problem]:
-    for path, location in backend.addresses(job).items():
-        yield Problem(
-            path,
-            f"a Slurm node cannot use {location} as a folder",
-            f"copy it to a shared folder, and set that folder with --set {path}=FOLDER",
-        )
+    yield from backend.check_addresses(
+        job,
+        "a Slurm node cannot use {location} as a folder",
+        "copy it to a shared folder, and set that folder with --set {path}=FOLDER",
+    )
     if options.host is None:
         for missing in backend.missing_data(job):
             yield missing._replace(severity="warning")
@@ -186,8 +185,9 @@ def _check_python(job: JobSpec, options: Options) -> Iterator[Problem]:
         python = environments.python(job.environment)
     local = Path(python) if same_files and python else None
     yield from backend.check_program(job, local)
-    for problem in checks.check_torch(job, local) if local else ():
-        yield problem._replace(severity="warning")  # the nodes may have another Python there
+    if local:
+        for problem in (*checks.check_torch(job, local), *checks.check_boto3(job, local)):
+            yield problem._replace(severity="warning")  # the nodes may have another Python there
 
 
 def _check_values(options: Options) -> Iterator[Problem]:
@@ -291,6 +291,11 @@ def _check_container(job: JobSpec, options: Options) -> Iterator[Problem]:
         if "," in mount or mount.count(":") > 1 or not mount.startswith("/"):
             path, hint = f"slurm.container.mounts[{number}]", "/scratch, or /scratch:/data"
             yield Problem(path, f"{mount!r} is not FOLDER or FOLDER:INSIDE", f"for example {hint}")
+    for name, channel in backend.staged(job).items():
+        folder = channel.stage_folder or ""
+        if channel.stage != "shared" and not folder.startswith("/"):
+            message = "name a folder of the nodes, which is then mounted into the container"
+            yield Problem(f"data.{name}.stage_folder", message, "for example /scratch")
     for path, location in {"": str(options.home), **backend.locations(job)}.items():
         if re.search("[,:]", location) and not is_address(location):
             message = f"{location} cannot be mounted in a container: it contains a comma or a colon"

@@ -236,8 +236,10 @@ def _status(job: Handle, row: Row | None, problem: str | None) -> Status:
         return current
     folder = Path(job.folder)
     restarts = states.restarted(_restarts(folder, current.state), current.state)
-    stall = stacks.stall_reason(folder) if current.state is State.RUNNING else ""
-    reason = "; ".join(part for part in (current.reason, stall, restarts) if part)
+    slow = ""
+    if current.state is State.RUNNING:
+        slow = stacks.stall_reason(folder) or exit_records.staging(folder)
+    reason = "; ".join(part for part in (current.reason, slow, restarts) if part)
     return current._replace(reason=reason, billed=_billed(job, current, restarted=bool(restarts)))
 
 

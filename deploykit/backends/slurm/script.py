@@ -233,6 +233,7 @@ def command(job: JobSpec, options: Options, run: str, folder: Path) -> str:
         f"export DEPLOYKIT_RUN_DIR={shlex.quote(run_folder)}",
         template("slurm.sh"),
         *_with_python(_setup_lines(job, options), job, options),
+        *backend.staging_comments(job),
         *_exports(dict(sorted(environment.items())), options),
         "",
         *_steps(job, options, folder),
@@ -298,7 +299,9 @@ def _srun(job: JobSpec, options: Options, folder: Path) -> list[str]:
 
 def _mounts(job: JobSpec, container: Container, folder: Path) -> list[str]:
     """``FOLDER:INSIDE`` for the folders of the run, the job file and the `slurm` section."""
-    mounts = [str(folder), *backend.locations(job).values(), *container.mounts]
+    staged = [channel.stage_folder for channel in backend.staged(job).values()]
+    locations = [path for path in backend.locations(job).values() if not paths.is_address(path)]
+    mounts = [str(folder), *locations, *filter(None, staged), *container.mounts]
     return list(dict.fromkeys(path if ":" in path else f"{path}:{path}" for path in mounts))
 
 

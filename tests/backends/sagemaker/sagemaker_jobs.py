@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from deploykit.backends import sagemaker
-from deploykit.job.model import Entrypoint, JobSpec, Resources
+from deploykit.job.model import Entrypoint, InputChannel, JobSpec, Resources
 
 JOB = JobSpec(
     name="digits",
@@ -26,6 +26,11 @@ def vary(**changes):
     """The job and its options with some fields changed: of resources, options or the job."""
     resources = {name: changes.pop(name) for name in RESOURCES if name in changes}
     options = {name: changes.pop(name) for name in list(changes) if hasattr(OPTIONS, name)}
+    if "data" in changes:
+        changes["data"] = {
+            name: InputChannel(channel) if isinstance(channel, str) else channel
+            for name, channel in changes["data"].items()
+        }
     if "args" in changes:
         changes["entrypoint"] = Entrypoint(script="train.py", args=tuple(changes.pop("args")))
     job = replace(JOB, resources=replace(JOB.resources, **resources), **changes)

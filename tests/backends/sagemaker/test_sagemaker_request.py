@@ -33,7 +33,7 @@ from deploykit.backends.sagemaker.options import (
 from deploykit.bundle import archive as bundles
 from deploykit.bundle import node_plane
 from deploykit.cli import main as cli
-from deploykit.job.model import Entrypoint
+from deploykit.job.model import Entrypoint, InputChannel
 from deploykit.lib.errors import JobFileError, UsageError
 from deploykit.run import lifecycle
 from tests.aws_server import SECTION
@@ -172,6 +172,10 @@ PROBLEMS = {
     "an unknown preferred type": (
         {"instance_type": None, "instance_preferences": (InstancePreference("ml.g5.13xlarge"),)},
         ("sagemaker.instance_preferences", "error"),
+    ),
+    "a channel that the nodes would copy": (
+        {"data": {"train": InputChannel("s3://b-b/c", "shard")}},
+        ("data.train.stage", "error"),
     ),
     "forty-one metrics": (
         {"metric_definitions": {f"m{n}": "(.)" for n in range(41)}},

@@ -12,7 +12,7 @@ from deploykit.backends.slurm import Options
 from deploykit.backends.slurm import script as scripts
 from deploykit.backends.slurm.options import Container, Restarts
 from deploykit.bundle import archive as bundles
-from deploykit.job.model import Entrypoint, Environment, JobSpec, Resources
+from deploykit.job.model import Entrypoint, Environment, InputChannel, JobSpec, Resources
 
 BUNDLE = bundles.Bundle(Path("/nowhere"), (), "0" * 64)
 PYTHON = "/shared/venv/bin/python"
@@ -91,7 +91,7 @@ CASES = {
         job(
             resources={"nodes": 2, "gpus_per_node": 8, "memory": 64 * 1024**3, "time_limit": 5430},
             env={"OMP_NUM_THREADS": "1", "HF_TOKEN": "secret:env:HF_TOKEN"},
-            data={"train": "/shared/data/train"},
+            data={"train": InputChannel("/shared/data/train")},
             output="/shared/out",
             checkpoints="/shared/checkpoints",
         ),
@@ -117,7 +117,9 @@ CASES = {
         ),
     ),
     "pyxis": (
-        job(resources={"nodes": 2, "cpus_per_node": 4}, data={"train": "/shared/data"}),
+        job(
+            resources={"nodes": 2, "cpus_per_node": 4}, data={"train": InputChannel("/shared/data")}
+        ),
         Options(container=Container("nvcr.io#nvidia/pytorch:25.01-py3", mounts=("/a b:/b",))),
     ),
     "apptainer": (
@@ -140,7 +142,7 @@ CASES = {
         job(
             entrypoint=Entrypoint("it's a script.py", args=HOSTILE),
             env={"A": "a\nb", "B": "$(id)", "C": "\n#SBATCH --hold\n", "D": "'\"\\"},
-            data={"train": "/a b/$(id)"},
+            data={"train": InputChannel("/a b/$(id)")},
         ),
         Options(python="/opt/my python/bin/python3", extra={"comment": "it's #1 $(id)"}),
     ),

@@ -7,6 +7,7 @@ import pytest
 from deploykit.backends import slurm
 from deploykit.backends.slurm import Options
 from deploykit.backends.slurm.options import Container
+from deploykit.job.model import InputChannel
 from tests.backends.slurm.plans import JOB, PYTHON, directives, job, script
 
 
@@ -86,13 +87,48 @@ def test_extra_accepts_every_other_option(home):
     assert {flags[name] for name in names} == {"x"}
 
 
-@pytest.mark.parametrize("path", ["output", "checkpoints", "data.train"])
+@pytest.mark.parametrize("path", ["output", "checkpoints"])
 def test_object_storage_is_refused(path):
     location = "s3://bucket/x"
-    changes = {"data": {"train": location}} if path == "data.train" else {path: location}
-    problem = problems(job(**changes))[path]
+    problem = problems(job(**{path: location}))[path]
     assert location in problem.message
     assert f"--set {path}=FOLDER" in problem.hint
+
+
+def data(path="s3://bucket/x", stage=None, folder=None, **more):
+    return job(data={"train": InputChannel(path, stage, folder)}, **more)
+
+
+def test_data_in_s3_must_be_copied_to_the_nodes():
+    problem = problems(data())["data.train"]
+    assert problem.message == "a Slurm node cannot use s3://bucket/x as a folder"
+    assert problem.hint == "have it copied there: train: {path: s3://bucket/x, stage: node}"
+    assert "data.train" not in problems(data(stage="node"))
+    assert "data.train" in problems(data("gs://bucket/x", "node"))
+    assert "data.train.stage_folder" in problems(data("/shared", None, "/scratch"))
+    elastic = {"resources": {"nodes": 4, "min_nodes": 2}}
+    for stage, wrong in {"node": False, "shard": True, "shared": True}.items():
+        assert ("data.train.stage" in problems(data(stage=stage, **elastic))) == wrong
+
+
+def test_the_script_says_what_is_copied_where():
+    text = script(data(stage="shard"))
+    local = "the first writable one of $SLURM_TMPDIR, /scratch, $TMPDIR and /tmp"
+    copied = 'each node copies its share of "s3://bucket/x" to'
+    assert f"# train: {copied} {local} before the ranks start\n" in text
+    assert "export DEPLOYKIT_STAGE=" in text
+    assert "DEPLOYKIT_DATA_TRAIN" not in text
+    assert script(data("/data/x\n# y", "node")).count("\n# y") == 0
+
+
+def test_a_container_needs_a_folder_of_the_node():
+    image = Options(container=Container("image.sqsh"), python=PYTHON)
+    assert "data.train.stage_folder" in problems(data(stage="node"), image)
+    chosen = data(stage="node", folder="/local")
+    assert "data.train.stage_folder" not in problems(chosen, image)
+    mounts = script(chosen, image)
+    assert ",/local:/local" in mounts
+    assert "s3://bucket/x:" not in mounts
 
 
 @pytest.mark.parametrize("name", ["per%cent", "back\\slash", "line\nend"])
