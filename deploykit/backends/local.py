@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from deploykit.backends import base as backend
 from deploykit.backends import ranks
@@ -85,11 +85,17 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
             f"set a folder, for example with --set {path}=FOLDER",
         )
     python: str | None = _python(options)
+    installed = _on_nodes(job, options)
     if job.environment is not None:
         yield from environments.conflict(job, "local.python", options.python)
+        yield from environments.module_problems(job.environment)
+    if installed:
+        yield from environments.on_nodes_problems(job, installed)
+        yield from environments.no_uv(installed)
+        python = None
+    elif job.environment is not None:
         prepared = bool(job.environment.modules)
         yield from environments.problems(job.environment, prepared=prepared)
-        yield from environments.module_problems(job.environment)
         python = environments.python(job.environment)
     yield from _check_python(_python(options))
     yield from backend.check_program(job, Path(python) if python else None)
@@ -167,10 +173,14 @@ def _script(job: JobSpec, options: Options, run: str, folder: Path) -> str:
     sizes = f"--emulated-nodes --nodes={nodes} --time-limit={seconds}"
     python = shlex.quote(_python(options))
     prepared: list[str] = []
+    installed = _on_nodes(job, options)
     if job.environment is not None:
-        modules = environments.module_lines(job.environment.modules, "environment.modules")
-        prepared = [*modules, *environments.lines(job.environment)]
-        python = environments.PYTHON if job.environment.python is not None else python
+        prepared += environments.module_lines(job.environment.modules, "environment.modules")
+    if installed:
+        prepared += environments.comment(installed)
+    elif job.environment is not None and job.environment.python is not None:
+        prepared += environments.lines(job.environment)
+        python = environments.PYTHON
     lines = [
         *("#!/bin/sh", f"# deploykit run {shlex.quote(run)}", ""),
         "# shellcheck disable=SC2016 # text in single quotes is literal",
@@ -181,9 +191,14 @@ def _script(job: JobSpec, options: Options, run: str, folder: Path) -> str:
         *prepared,
         "# one launcher per node; each adds its address, port and node rank to the command",
         f"exec {python} {backend.LAUNCH} {sizes} \\",
-        f"    {shlex.join(backend.command(job))}",
+        f"    {shlex.join(backend.command(job, installed))}",
     ]
     return "\n".join([*lines, ""])
+
+
+def _on_nodes(job: JobSpec, options: Options) -> dict[str, Any] | None:
+    """What the launcher installs first; nothing if the job file chooses a Python."""
+    return None if options.python else environments.on_nodes(job)
 
 
 def _python(options: Options) -> str:

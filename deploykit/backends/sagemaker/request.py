@@ -25,7 +25,7 @@ from deploykit.backends.sagemaker.options import (
 )
 from deploykit.backends.sagemaker.options import region as region_of
 from deploykit.cost import cap
-from deploykit.job import checks
+from deploykit.job import checks, environments
 from deploykit.job.model import JobSpec
 
 OUTPUT = "/opt/ml/output/data"
@@ -140,7 +140,13 @@ def environment(job: JobSpec, options: Options, run: str, bundle: str) -> dict[s
 
 def user_hyperparameters(job: JobSpec) -> dict[str, Any]:
     """The hyperparameters that a user of the SDK would pass to the estimator."""
-    return {**argument_vector(backend.command(job)), PROCESSES: job.resources.processes}
+    words = backend.command(job, installed(job))
+    return {**argument_vector(words), PROCESSES: job.resources.processes}
+
+
+def installed(job: JobSpec) -> dict[str, Any] | None:
+    """What each node installs first, beside the PyTorch of its image."""
+    return environments.on_nodes(job, elsewhere=True, image=True)
 
 
 def argument_vector(argv: list[str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from typing import Any
 from deploykit.backends.sagemaker import aws, estimator, jobs, request
 from deploykit.backends.sagemaker.options import Options, launched, machines, region
 from deploykit.bundle import archive as bundles
+from deploykit.job import environments
 from deploykit.job.model import Bundle, Handle, JobSpec, Plan, Problem
 from deploykit.lib import progress
 from deploykit.lib.errors import (
@@ -46,6 +47,8 @@ def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
     rendered = request.render(job, options, run=run, bundle=bundle.hash)
     text = " + ".join(f"{count} x {kind}" for count, kind in machines(job, options))
     spot = ", spot" if options.spot else ""
+    installed = request.installed(job)
+    packages = f"; {environments.sentence(installed)}" if installed else ""
     account, role = options.role.split(":")[4], options.role.rpartition("/")[2]
     return Plan(
         backend="sagemaker",
@@ -57,7 +60,8 @@ def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
         options=options,
         bundle=bundle,
         output=request.results(rendered),
-        summary=f"sagemaker: {text}{spot}, role {role} of account {account}, {region(options)}",
+        summary=f"sagemaker: {text}{spot}, role {role} of account {account}, {region(options)}"
+        + packages,
     )
 
 
