@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import functools
+import hashlib
 import http.server
+import json
 import os
 import shutil
 import subprocess
@@ -13,6 +15,8 @@ import sys
 import threading
 import zipfile
 from pathlib import Path
+
+import pytest
 
 USER, PASSWORD = "reader", "never-shown-4711"
 UV = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
@@ -56,8 +60,30 @@ def add_wheel(index, name, version, requires=()):
         tags = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         wheel.writestr(f"{info}/WHEEL", tags)
         wheel.writestr(f"{info}/RECORD", "")
-    names = sorted(file.name for file in folder.glob("*.whl"))
-    (folder / "index.html").write_text("".join(f'<a href="{name}">{name}</a>' for name in names))
+    links = [
+        f'<a href="{file.name}#sha256={_sha256(file)}">{file.name}</a>'
+        for file in sorted(folder.glob("*.whl"))
+    ]
+    (folder / "index.html").write_text("\n".join(links))
+
+
+def _sha256(file):
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def add_program_wheel(folder, name, version, program):
+    """Add a package to a folder whose program passes on to another one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        script = zipfile.ZipInfo(f"{name}-{version}.data/scripts/{name}")
+        script.external_attr = 0o100755 << 16
+        wheel.writestr(script, f'#!/bin/sh\nexec "{program}" "$@"\n')
+        text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        wheel.writestr(f"{info}/METADATA", text)
+        tags = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        wheel.writestr(f"{info}/WHEEL", tags)
+        wheel.writestr(f"{info}/RECORD", "")
 
 
 class _Handler(http.server.SimpleHTTPRequestHandler):
@@ -87,6 +113,50 @@ def serve(folder):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
+
+
+SETTINGS = {
+    "UV_INDEX_TEAM_USERNAME": USER,
+    "UV_INDEX_TEAM_PASSWORD": "secret:env:TEAM_TOKEN",
+}
+"""Variables of a job that may read the index; the node has TEAM_TOKEN."""
+ACCESS = [f"env.{name}={value}" for name, value in SETTINGS.items()]
+"""The same for `--set`."""
+
+
+@pytest.fixture
+def team_wheels(tmp_path):
+    """The folder of an index with two versions of `tiny`."""
+    folder = tmp_path / "packages"
+    for version in ("1.0", "1.1"):
+        add_wheel(folder, "tiny", version)
+    return folder
+
+
+@pytest.fixture
+def team_index(team_wheels, tmp_path, monkeypatch):
+    """The address of the index; uv's cache and the nodes' own disk are the test's."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    monkeypatch.setenv("TMPDIR", str(disk))
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", f"{Path(UV).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("TEAM_TOKEN", PASSWORD)
+    with serve(team_wheels) as address:
+        yield address
+
+
+def write_project(folder, url, *dependencies):
+    """A uv project with its lock."""
+    text = PROJECT.format(url=url, dependencies=json.dumps(dependencies))
+    (folder / "pyproject.toml").write_text(text)
+    lock(folder)
+
+
+def write_script(file, url, *dependencies, python=">=3.10", then=""):
+    """A script that declares its dependencies."""
+    text = SCRIPT.format(url=url, python=python, dependencies=json.dumps(dependencies))
+    file.write_text(text + then)
 
 
 def lock(folder, *words):

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from deploykit.backends import base as backend
 from deploykit.backends import ranks
@@ -85,15 +85,15 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
             f"set a folder, for example with --set {path}=FOLDER",
         )
     python: str | None = _python(options)
-    installed = _on_nodes(job, options)
+    installed = environments.on_nodes(job)
     if job.environment is not None:
-        yield from environments.conflict(job, "local.python", options.python)
         yield from environments.module_problems(job.environment)
     if installed:
         yield from environments.on_nodes_problems(job, installed)
         yield from environments.no_uv(installed)
         python = None
     elif job.environment is not None:
+        yield from environments.conflict(job, "local.python", options.python)
         prepared = bool(job.environment.modules)
         yield from environments.problems(job.environment, prepared=prepared)
         python = environments.python(job.environment)
@@ -173,7 +173,7 @@ def _script(job: JobSpec, options: Options, run: str, folder: Path) -> str:
     sizes = f"--emulated-nodes --nodes={nodes} --time-limit={seconds}"
     python = shlex.quote(_python(options))
     prepared: list[str] = []
-    installed = _on_nodes(job, options)
+    installed = environments.on_nodes(job)
     if job.environment is not None:
         prepared += environments.module_lines(job.environment.modules, "environment.modules")
     if installed:
@@ -194,11 +194,6 @@ def _script(job: JobSpec, options: Options, run: str, folder: Path) -> str:
         f"    {shlex.join(backend.command(job, installed))}",
     ]
     return "\n".join([*lines, ""])
-
-
-def _on_nodes(job: JobSpec, options: Options) -> dict[str, Any] | None:
-    """What the launcher installs first; nothing if the job file chooses a Python."""
-    return None if options.python else environments.on_nodes(job)
 
 
 def _python(options: Options) -> str:

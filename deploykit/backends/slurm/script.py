@@ -276,8 +276,8 @@ def _setup_lines(job: JobSpec, options: Options) -> list[str]:
 
 
 def on_nodes(job: JobSpec, options: Options) -> dict[str, Any] | None:
-    """What each node installs first; nothing if the job file chooses a Python or an image."""
-    if options.python or options.container:
+    """What each node installs first; nothing in a container, whose image has everything."""
+    if options.container is not None:
         return None
     return environments.on_nodes(job, elsewhere=options.host is not None)
 
