@@ -90,10 +90,12 @@ def _script(job: JobSpec) -> dict[str, Any] | None:
         return None
     if not declared.get("dependencies"):
         return None
-    found = {"script": job.entrypoint.script, "python": declared.get("requires-python")}
+    script = {"script": job.entrypoint.script, "python": declared.get("requires-python")}
     indexes = declared.get("tool", {}).get("uv", {}).get("index", [])
-    found["indexes"] = {one["name"]: one["url"] for one in indexes if {"name", "url"} <= one.keys()}
-    return {name: value for name, value in found.items() if value}
+    script["indexes"] = {
+        one["name"]: one["url"] for one in indexes if {"name", "url"} <= one.keys()
+    }
+    return {name: value for name, value in script.items() if value}
 
 
 def header(job: JobSpec) -> Mapping[str, Any]:

@@ -104,6 +104,8 @@ def _run_torchrun(
     """Prepare this node, run torchrun, and return how the node ended."""
     words.check_nodes(here)
     _check_torch()
+    if here.number == 0:
+        packages.record(env)
     environment.prepare(env)
     nsys.check(env)
     hooks.check_debugger(env)
@@ -305,6 +307,8 @@ def run_rank(argv: Sequence[str], env: Environ) -> None:
     with outputs.around(env, machine, this_rank.local_rank):
         rank.set_variables(env, this_rank)
         program = hooks.profiled(env, this_rank.rank)
+        if this_rank.rank == 0:
+            log.say(0, packages.sentence(python))
         prefix, limit = f"[rank {this_rank.rank}]", cap.begin(env, this_rank.rank)
         returncode, stopped = relay.run(
             relay.command(words.program, python), program, prefix, limit

@@ -45,6 +45,10 @@ _PLACES = (".local/bin", ".cargo/bin")
 """Folders of the home folder, besides those of PATH, in which uv's installer leaves it."""
 _LAST = 12
 """Lines of a failed command that are shown."""
+_ON_TOP = "zz-deploykit.pth"
+"""In an environment that lies on top of another one: what makes the packages there visible."""
+_INFO = re.compile(r"(?P<name>[A-Za-z0-9._]+)-(?P<version>[^-]+)\.(dist-info|egg-info)")
+"""https://packaging.python.org/en/latest/specifications/recording-installed-packages/."""
 _LOCAL = re.compile(r"^(directory|archive) = |^\[packages\.(directory|archive)\]", re.MULTILINE)
 """A package that is built from a folder, whose content the lock does not name."""
 _CODEARTIFACT = re.compile(
@@ -189,10 +193,10 @@ class _Making:
         """The uv of this node, or the one that pip installs into the folder of environments."""
         places = [str(Path.home() / place) for place in _PLACES]
         path = os.pathsep.join([self._env.get("PATH", ""), *places])
-        found = shutil.which("uv", path=path)
+        program = shutil.which("uv", path=path)
         own = self._folder / "uv"
-        if found or (own / "bin/uv").exists():
-            return found or str(own / "bin/uv")
+        if program or (own / "bin/uv").exists():
+            return program or str(own / "bin/uv")
         wanted, new = self._wanted["uv"], self._scratch / "uv"
         log.say(self._node, f"environment: this node has no uv, and pip installs {wanted}")
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(new), wanted]
@@ -233,6 +237,40 @@ class _Making:
         return done
 
 
+def versions(python: str | None = None) -> dict[str, str]:
+    """The version of each package that the program can import, by its name.
+
+    `python` is that of an environment that `prepare` has made. Only names of folders are read: the
+    metadata of a thousand packages on a network disk would take seconds.
+    """
+    folders = [path for path in sys.path if path]
+    if python is not None:
+        own = [*Path(python).parents[1].glob("lib/python3*/site-packages")]
+        below = _package_folders() if (own[0] / _ON_TOP).is_file() else []
+        folders = [*map(str, own), *below]
+    by_name: dict[str, str] = {}
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            for entry in sorted(Path(folder).iterdir()):
+                if match := _INFO.fullmatch(entry.name):
+                    by_name.setdefault(match["name"].lower().replace("_", "-"), match["version"])
+    return dict(sorted(by_name.items()))
+
+
+def record(env: Environ) -> None:
+    """Write the `versions` into the run folder."""
+    folder, known = records.folder(env), records.PackagesRecord(packages=versions())
+    if folder is not None:
+        with contextlib.suppress(OSError):  # only a record
+            records.write(folder / "packages.json", known)
+
+
+def sentence(python: str | None) -> str:
+    """The `versions` as a line of the log, for runs without a run folder."""
+    named = (f"{name}=={version}" for name, version in versions(python).items())
+    return f"packages: {' '.join(named)}"
+
+
 def _installed(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
@@ -249,7 +287,8 @@ def _put_on_top_of(below: Sequence[str], target: Path) -> None:
     """
     (own,) = target.glob("lib/python3*/site-packages")
     lines = [f"import site; site.addsitedir({folder!r})\n" for folder in below]
-    (own / "zz-deploykit.pth").write_text("".join(lines))
+    if lines:
+        (own / _ON_TOP).write_text("".join(lines))
 
 
 def _activate(env: Environ, folder: Path, wanted: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from deploykit.cli import main as cli
+from deploykit.job.model import Handle
 from deploykit.lib.errors import JobFileError
 from deploykit.run import lifecycle, registry
 from tests import package_index
@@ -117,6 +118,36 @@ def test_the_lock_of_a_script_is_used(project, team_index, team_wheels, capsys):
 
 
 @pytest.mark.torch
+def test_a_script_without_a_lock_is_reproduced_with_the_same_versions(
+    project, team_index, team_wheels, capsys
+):
+    package_index.write_script(project / "train.py", team_index, "tiny", then=SHOW)
+    assert submit("--run", "old") == 0
+    add_wheel(team_wheels, "tiny", "2.0")
+    assert submit("--run", "new", "--set", "env.UV_NO_CACHE=1") == 0
+    assert cli.main(["reproduce", "old", "--run", "same", "--wait"]) == 0
+    said = capsys.readouterr()
+    assert re.findall(r"\] tiny (\S+)", said.out) == ["1.1", "2.0", "1.1"]
+    assert "may get other versions" not in said.err
+    assert cli.main(["compare", "old", "new", "same"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if "package" in line]
+    assert rows == [["package", "tiny", "1.1", "2.0", "1.1"]]  # torch and the others are equal
+
+
+def test_a_reproduction_that_may_differ_says_so(project, team_index, monkeypatch, capsys):
+    monkeypatch.setattr(
+        "deploykit.backends.local.submit",
+        lambda plan, folder: Handle("local", plan.target, plan.run, plan.run, str(folder)),
+    )
+    package_index.write_script(project / "train.py", team_index, "tiny")
+    assert cli.main(["submit", "--run", "old"]) == 0  # its nodes have chosen nothing yet
+    assert cli.main(["reproduce", "old", "--dry-run"]) == 0
+    said = capsys.readouterr().err
+    assert "the dependencies of train.py may get other versions: they had no lock" in said
+    assert "`uv lock --script train.py`" in said
+
+
+@pytest.mark.torch
 def test_torch_of_the_header_is_installed(project, team_index, team_wheels, capsys):
     add_wheel(team_wheels, "torch", "9.9")
     package_index.write_script(project / "train.py", team_index, "torch", then=SHOW)
@@ -180,10 +211,10 @@ def test_what_cannot_be_installed_is_found_before_the_submit(project, team_index
 def test_a_named_environment_wins_over_the_header(project, team_index):
     package_index.write_script(project / "train.py", team_index, "tiny")
     text = lifecycle.prepare(Path("job.yaml"), [], "local", "one").plan.text
-    assert " environment " in text
+    assert " environment '{" in text
     given = [f"environment={{venv: {Path(sys.prefix)}}}"]
     text = lifecycle.prepare(Path("job.yaml"), given, "local", "two").plan.text
-    assert " environment " not in text
+    assert " environment '{" not in text
 
 
 def test_slurm_and_sagemaker_install_what_travels(uv_project):

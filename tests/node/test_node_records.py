@@ -15,7 +15,7 @@ import pytest
 
 from deploykit.backends import base as backend
 from deploykit.observe import exit_records
-from deploykit_node import node, outputs, records
+from deploykit_node import node, outputs, packages, records
 from deploykit_node.cluster import Cluster, Rank
 from deploykit_node.network import alive
 from deploykit_node.observe import processes, stall, usage
@@ -58,7 +58,9 @@ def written(env, tmp_path):
     usage.Recorder(env, Cluster("alone", 0, ("n0",)), tmp_path).look()
     names = ("node-0", "failed-2.0", "rank-3", "restart-1", "attempt", "billed-2", "heartbeat-0")
     records.record_unhealthy(env, {"n1": "GPU 3 is lost"}, failed_check=True)
-    names += ("process-3", "stall-0", "unhealthy-2", "usage-0", "software", "written")
+    names += ("process-3", "stall-0", "unhealthy-2", "usage-0", "software", "packages")
+    packages.record(env)
+    names += ("written",)
     contents = [json.loads((tmp_path / records.FOLDER / f"{n}.json").read_text()) for n in names]
     return dict(zip(records.SCHEMA, contents, strict=True))
 
