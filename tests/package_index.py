@@ -45,12 +45,12 @@ SCRIPT = """\
 """
 
 
-def add_wheel(index, name, version, requires=()):
-    """Add a package with one module that knows its version."""
+def add_wheel(index, name, version, requires=(), text=""):
+    """Add a package with one module that knows its version, and has the `text`."""
     folder, info = index / name, f"{name}-{version}.dist-info"
     folder.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(f"{name}.py", f"version = {version!r}\n")
+        wheel.writestr(f"{name}.py", f"version = {version!r}\n{text}")
         lines = [
             f"Name: {name}",
             f"Version: {version}",
