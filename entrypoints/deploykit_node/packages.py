@@ -124,14 +124,16 @@ class _Making:
         name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
         target = self._folder / "environments" / name
         complete, made = target / "complete", target / "bin/python"
-        if not complete.exists():
-            kept = f"; {', '.join(keep)} of {sys.executable} stay" if keep else ""
-            log.say(self._node, f"environment: uv installs {self._what} into {target}{kept}")
-            self._run("venv", "--clear", "--python", python, str(target))
-            self._run("pip", "install", "--python", str(made), "-r", str(self._scratch / PYLOCK))
-            _put_on_top_of(below, target)
-            complete.touch()
-        log.say(self._node, f"environment: {self._what} in {target}")
+        if complete.exists():
+            log.say(self._node, f"environment: the packages of {self._what} are in {target}")
+            return str(made)
+        stay = f"; {', '.join(keep)} of {sys.executable} stay" if keep else ""
+        into = f"the packages of {self._what} into {target}"
+        log.say(self._node, f"environment: uv installs {into}{stay}")
+        self._run("venv", "--clear", "--python", python, str(target))
+        self._run("pip", "install", "--python", str(made), "-r", str(self._scratch / PYLOCK))
+        _put_on_top_of(below, target)
+        complete.touch()
         return str(made)
 
     def _lock(self, keep: Sequence[str]) -> str:

@@ -52,7 +52,7 @@ def test_two_nodes_get_one_environment_from_the_lock(uv_project, tmp_path, capsy
     assert submit("--run", "first", "--nodes", "2", sets=sets) == 0
     said = capsys.readouterr().out
     assert len(re.findall(r"\] tiny 1\.0 ", said)) == 2
-    assert said.count("environment: uv installs uv.lock into ") == 1
+    assert said.count("environment: uv installs the packages of uv.lock into ") == 1
     assert str(tmp_path / "disk") in said
     assert PASSWORD not in said
     assert submit("--run", "again", sets=sets) == 0  # the environment is there

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from deploykit.job.model import Environment
+from deploykit.job.model import Environment, LogLine
+from deploykit.observe import usage
 from tests import package_index
 from tests.backends.sagemaker.launcher.sagemaker_hosts import on_loopback, run_on_hosts
 from tests.package_index import PASSWORD, UV
@@ -65,7 +67,13 @@ def test_the_lock_is_installed_and_pytorch_of_the_image_stays(
     assert torch_version != "9.9"
     log = (hosts[0].folder / "log.txt").read_text()
     assert "this node has no uv, and pip installs uv>=0.9" in log
-    assert log.count("environment: uv installs uv.lock into ") == 1
+    assert log.count("environment: uv installs the packages of uv.lock into ") == 1
     assert "; torch of " in log
     assert not list(Path(prefix).rglob("cudalibs*"))  # needed by torch of the lock alone
     assert PASSWORD not in log
+    line = re.search(r"Z \[node 0\] (packages: .*)", log)[1]
+    recorded = usage.packages(tmp_path, [LogLine(line, node=0)])
+    assert recorded["tiny"] == "1.0"
+    assert (
+        recorded["torch"] == torch_version.partition("+")[0] or recorded["torch"] == torch_version
+    )
