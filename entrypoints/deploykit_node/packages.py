@@ -25,6 +25,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -76,9 +77,10 @@ def prepare(argv: Sequence[str], env: Environ) -> tuple[str | None, list[str]]:
 def _private_folder() -> Path:
     """A folder of this user alone on the node's own disk, which TMPDIR may choose."""
     folder = Path(tempfile.gettempdir(), f"deploykit-{os.getuid()}")
-    folder.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
     info = folder.lstat()
-    if info.st_uid != os.getuid() or folder.is_symlink() or info.st_mode & 0o077:
+    if info.st_uid != os.getuid() or not stat.S_ISDIR(info.st_mode) or info.st_mode & 0o077:
         raise BadEnvironment(
             f"{folder} is where this node keeps environments, but other users can change it. "
             "Delete it, or set TMPDIR in env of the job file to a folder of your own."
@@ -117,10 +119,11 @@ class _Making:
         """Make the environment unless the node has it. Raises BadEnvironment."""
         keep = [name for name in self._wanted.get("keep", ()) if _installed(name)]
         lock = self._lock(keep)
-        has_torch = re.search(r'(?m)^name = "torch"$', lock) is not None
+        content = lock.read_text(encoding="utf-8")
+        has_torch = re.search(r'(?m)^name = "torch"$', content) is not None
         below = _package_folders() if keep or (not has_torch and _installed("torch")) else []
         python = sys.executable if below else self._find_python()
-        parts = [lock, python, *below, *([str(_SOURCE)] if _LOCAL.search(lock) else [])]
+        parts = [content, python, *below, *([str(_SOURCE)] if _LOCAL.search(content) else [])]
         name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
         target = self._folder / "environments" / name
         complete, made = target / "complete", target / "bin/python"
@@ -131,29 +134,28 @@ class _Making:
         into = f"the packages of {self._what} into {target}"
         log.say(self._node, f"environment: uv installs {into}{stay}")
         self._run("venv", "--clear", "--python", python, str(target))
-        self._run("pip", "install", "--python", str(made), "-r", str(self._scratch / PYLOCK))
+        self._run("pip", "install", "--python", str(made), "-r", str(lock))
         _put_on_top_of(below, target)
         complete.touch()
         return str(made)
 
-    def _lock(self, keep: Sequence[str]) -> str:
-        """Write the versions to install, without those to keep; return them as text.
+    def _lock(self, keep: Sequence[str]) -> Path:
+        """Write the versions to install, without those to keep.
 
-        Nodes that see the run folder all take the versions that the first of them has found there.
+        Nodes that see the run folder all take the versions that the first of them has put there.
         """
-        path, folder = self._scratch / PYLOCK, records.folder(self._env)
+        folder = records.folder(self._env)
         if folder is None:
-            self._export(path, keep)
-        else:
-            shared = folder / PYLOCK
-            if not shared.is_file():
-                own = folder / f"pylock.node-{self._node}.toml"  # uv accepts no other names
-                self._export(own, keep)
-                with contextlib.suppress(FileExistsError):
-                    shared.hardlink_to(own)
-                own.unlink()
-            shutil.copyfile(shared, path)
-        return path.read_text(encoding="utf-8")
+            self._export(self._scratch / PYLOCK, keep)
+            return self._scratch / PYLOCK
+        shared = folder / PYLOCK
+        if not shared.is_file():
+            own = folder / f"pylock.node-{self._node}.toml"  # uv accepts no other names
+            self._export(own, keep)
+            with contextlib.suppress(FileExistsError):
+                shared.hardlink_to(own)
+            own.unlink()
+        return shared
 
     def _export(self, path: Path, keep: Sequence[str]) -> None:
         script = self._wanted.get("script")

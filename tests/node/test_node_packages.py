@@ -73,7 +73,7 @@ def test_a_folder_that_others_can_change_is_refused(tmp_path, monkeypatch):
         packages._private_folder()
     folder.rmdir()
     folder.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises((BadEnvironment, FileExistsError)):
+    with pytest.raises(BadEnvironment, match="other users can change it"):
         packages._private_folder()
 
 
