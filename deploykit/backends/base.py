@@ -525,14 +525,17 @@ def check_addresses(job: JobSpec, unusable: str, instead: str) -> Iterator[Probl
             yield Problem(f"data.{name}.stage", message, "stage: node")
 
 
-def command(job: JobSpec) -> list[str]:
+def command(job: JobSpec, environment: Mapping[str, Any] | None = None) -> list[str]:
     """The arguments of ``launch.py``: torchrun's options, ``--``, the program and its arguments.
 
-    The launcher adds what only the node knows: address, port, node rank.
+    `environment` comes first: what each node installs before that (`environments.on_nodes`). The
+    launcher adds what only the node knows: address, port, node rank.
     """
+    before = ["environment", json.dumps(environment)] if environment else []
     if job.entrypoint.launcher == "python":
-        return ["python", f"--nnodes={job.resources.nodes}", "--", *program(job)]
+        return [*before, "python", f"--nnodes={job.resources.nodes}", "--", *program(job)]
     return [
+        *before,
         "torchrun",
         f"--nnodes={job.resources.node_range}",
         f"--nproc-per-node={job.resources.processes}",

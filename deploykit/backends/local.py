@@ -84,11 +84,17 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
         "set a folder, for example with --set {path}=FOLDER",
     )
     python: str | None = _python(options)
+    installed = environments.on_nodes(job)
     if job.environment is not None:
+        yield from environments.module_problems(job.environment)
+    if installed:
+        yield from environments.on_nodes_problems(job, installed)
+        yield from environments.no_uv(installed)
+        python = None
+    elif job.environment is not None:
         yield from environments.conflict(job, "local.python", options.python)
         prepared = bool(job.environment.modules)
         yield from environments.problems(job.environment, prepared=prepared)
-        yield from environments.module_problems(job.environment)
         python = environments.python(job.environment)
     yield from _check_python(_python(options))
     yield from backend.check_program(job, Path(python) if python else None)
@@ -167,10 +173,14 @@ def _script(job: JobSpec, options: Options, run: str, folder: Path) -> str:
     sizes = f"--emulated-nodes --nodes={nodes} --time-limit={seconds}"
     python = shlex.quote(_python(options))
     prepared: list[str] = []
+    installed = environments.on_nodes(job)
     if job.environment is not None:
-        modules = environments.module_lines(job.environment.modules, "environment.modules")
-        prepared = [*modules, *environments.lines(job.environment)]
-        python = environments.PYTHON if job.environment.python is not None else python
+        prepared += environments.module_lines(job.environment.modules, "environment.modules")
+    if installed:
+        prepared += environments.comment(installed)
+    elif job.environment is not None and job.environment.python is not None:
+        prepared += environments.lines(job.environment)
+        python = environments.PYTHON
     lines = [
         *("#!/bin/sh", f"# deploykit run {shlex.quote(run)}", ""),
         "# shellcheck disable=SC2016 # text in single quotes is literal",
@@ -182,7 +192,7 @@ def _script(job: JobSpec, options: Options, run: str, folder: Path) -> str:
         *prepared,
         "# one launcher per node; each adds its address, port and node rank to the command",
         f"exec {python} {backend.LAUNCH} {sizes} \\",
-        f"    {shlex.join(backend.command(job))}",
+        f"    {shlex.join(backend.command(job, installed))}",
     ]
     return "\n".join([*lines, ""])
 

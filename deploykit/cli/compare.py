@@ -1,7 +1,7 @@
 """Compare runs: differences in source, job and arguments, and the metrics, the best marked `*`.
 
-Identical settings are omitted. For a loss, error or time the lowest value is best, for an
-accuracy or rate the highest; the name of the metric decides.
+Identical settings are omitted, and so are Python packages of the same version. For a loss, error or
+time the lowest value is best, for an accuracy or rate the highest; the name of the metric decides.
 
 deploykit compare exp-1 exp-2
 deploykit compare exp-1 exp-2 exp-3 --name '*loss*'
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(compared: Comparison) -> None:
     headings = ["", *(facts.row.run for facts in compared.facts)]
-    lines = [*ends(compared), *settings(compared)]
+    lines = [*ends(compared), *settings(compared), *packages(compared)]
     of_metrics = list(metrics(compared))
     output.table(headings, list(_cells([*lines, *of_metrics])), headings_in_pipe=True)
     if not compared.settings:
@@ -95,6 +95,12 @@ def settings(one: Comparison) -> Iterator[Line]:
         yield Line(row.name, [UNKNOWN if it is None else it[:most] for it in row.values])
 
 
+def packages(one: Comparison) -> Iterator[Line]:
+    """Python packages whose versions differ."""
+    for row in one.packages:
+        yield Line(f"package {row.name}", [it or UNKNOWN for it in row.values])
+
+
 def metrics(one: Comparison) -> Iterator[Line]:
     """Metrics that differ: the last value, and the best one where that is another."""
     for row in one.metrics:
@@ -126,6 +132,10 @@ def data(one: Comparison) -> dict[str, Any]:
             for row in one.settings
         ],
         "same_settings": one.same,
+        "packages": [
+            {"name": row.name, "values": dict(zip(names, row.values, strict=True))}
+            for row in one.packages
+        ],
         "metrics": [_metric(row, names) for row in one.metrics],
     }
 

@@ -252,7 +252,7 @@ def _phase(span: Span) -> str:
 
 def _compared(facts: Sequence[RunFacts]) -> dict[str, Any]:
     compared = run_report.compare(facts)
-    settings = [*compare.ends(compared), *compare.settings(compared)]
+    settings = [*compare.ends(compared), *compare.settings(compared), *compare.packages(compared)]
     metrics = list(compare.metrics(compared))[:MAX_METRICS]
     return {
         "headings": ["", *(one.row.run for one in facts)],

@@ -11,6 +11,7 @@ deploykit reproduce exp-1 --backend local --wait
 from __future__ import annotations
 
 import argparse
+import shlex
 
 from deploykit.cli import output, rerun, submit
 from deploykit.lib import shell
@@ -34,6 +35,11 @@ def run(args: argparse.Namespace) -> int:
     with reproduce(row, args.new_run, args.backend, new_launcher=args.new_launcher) as same:
         output.warnings(same.prepared.warnings)
         output.note(*(f"{name}: {location}" for name, location in same.moved.items()))
+        if same.unlocked:
+            output.note(
+                f"the dependencies of {same.unlocked} may get other versions: they had no lock, "
+                f"which `uv lock --script {shlex.quote(same.unlocked)}` writes"
+            )
         if args.dry_run:
             submit.show(same.prepared, as_json=args.json)
             return 0

@@ -78,6 +78,7 @@ def _check_entrypoint(job: JobSpec) -> Iterator[Problem]:
         yield Problem("entrypoint", "expected exactly one of `script` and `module`")
     if job.environment is not None:
         yield from environments.check(job.environment)
+    yield from environments.check_header(job)
     for number, pattern in enumerate(job.outputs):
         if ".." in pattern.split("/"):
             message = f"{pattern!r} leaves the working folder"

@@ -2,6 +2,9 @@
 
 The lines are for `sh`; they set `python`, or end the script with 78 after a line that says why.
 Checks only read files; they run nothing.
+
+Where the nodes make the environment, from a uv.lock or the header of a script, there are no lines:
+the launcher does it (`entrypoints/deploykit_node/packages.py`), as `on_nodes` tells it.
 """
 
 from __future__ import annotations
@@ -10,9 +13,12 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from deploykit.job.decode import Malformed
 from deploykit.job.model import Environment, JobSpec, Problem
 from deploykit.job.spelling import did_you_mean
 from deploykit.lib import paths
@@ -21,6 +27,11 @@ PYTHON = '"$python"'
 """The Python of the environment, as shell text."""
 _OLDEST = (3, 10)
 """The Python that the launcher on the nodes needs."""
+_UV = "uv>=0.9"
+"""What pip installs on a node without uv: the first that writes a pylock.toml as we need it."""
+_OF_IMAGES = ("torch", "torchvision", "torchaudio")
+"""Packages that an image for training has built for its machines."""
+_NO_UV = "uv is not on PATH; where a node has none, pip installs it for the run"
 
 
 def lines(environment: Environment) -> Iterator[str]:
@@ -40,6 +51,118 @@ def check(environment: Environment) -> Iterator[Problem]:
         yield Problem("environment", message)
     elif not kinds and not environment.modules:
         yield Problem("environment", "expected one of `conda`, `venv` and `uv`, or `modules`")
+    if environment.node_local and not environment.uv:
+        message = "is for uv projects, whose uv.lock tells each node what to install"
+        yield Problem("environment.node_local", message, "remove it, or set environment.uv")
+
+
+def on_nodes(
+    job: JobSpec, *, elsewhere: bool = False, image: bool = False
+) -> dict[str, Any] | None:
+    """What each node installs with uv before the ranks start; None if nothing.
+
+    A uv project, if the job file asks for it or the nodes are `elsewhere` and cannot see the folder
+    of the project; else the dependencies of a script that declares some, unless the job names an
+    environment. `image`: PyTorch of the nodes' container image stays.
+    """
+    wanted = _project(job, elsewhere=elsewhere) or _script(job)
+    if wanted is None:
+        return None
+    return {**wanted, **({"keep": list(_OF_IMAGES)} if image else {}), "uv": _UV}
+
+
+def _project(job: JobSpec, *, elsewhere: bool) -> dict[str, Any] | None:
+    environment = job.environment
+    if environment is None or environment.uv is None:
+        return None
+    travels = Path(environment.uv).is_relative_to(job.source)
+    if not travels or not (environment.node_local or elsewhere):
+        return None
+    return {"project": Path(environment.uv).relative_to(job.source).as_posix()}
+
+
+def _script(job: JobSpec) -> dict[str, Any] | None:
+    if job.environment is not None and job.environment.python is not None:
+        return None
+    try:
+        declared = header(job)
+    except Malformed:  # `check_header` reports it
+        return None
+    if not declared.get("dependencies"):
+        return None
+    script = {"script": job.entrypoint.script, "python": declared.get("requires-python")}
+    indexes = declared.get("tool", {}).get("uv", {}).get("index", [])
+    script["indexes"] = {
+        one["name"]: one["url"] for one in indexes if {"name", "url"} <= one.keys()
+    }
+    return {name: value for name, value in script.items() if value}
+
+
+def header(job: JobSpec) -> Mapping[str, Any]:
+    """What the script of the job declares in a ``# /// script`` block; empty without one.
+
+    https://packaging.python.org/en/latest/specifications/inline-script-metadata/. Raises Malformed.
+    """
+    text = _text(Path(job.source, job.entrypoint.script)) if job.entrypoint.script else ""
+    block = re.search(r"^# /// script\n((?:#(?: .*)?\n)+?)# ///$", text, re.MULTILINE)
+    if block is None:
+        return {}
+    try:
+        return tomllib.loads(re.sub(r"(?m)^# ?", "", block[1]))
+    except ValueError as error:
+        raise Malformed(f"has a `# /// script` block that is not valid TOML: {error}") from None
+
+
+def declares_torch(job: JobSpec) -> bool:
+    """Whether the script of the job names PyTorch among its dependencies."""
+    names = [re.split(r"[^\w.-]", str(text).strip())[0] for text in header(job)["dependencies"]]
+    return any(name.lower() == "torch" for name in names)
+
+
+def check_header(job: JobSpec) -> Iterator[Problem]:
+    """The problem of a script whose header cannot be read."""
+    try:
+        header(job)
+    except Malformed as error:
+        yield Problem("entrypoint.script", str(error), "`uv add --script` writes it")
+
+
+def on_nodes_problems(job: JobSpec, wanted: Mapping[str, Any]) -> Iterator[Problem]:
+    """Problems of what each node will install, of a source folder on this machine."""
+    if "project" in wanted:
+        folder = Path(job.source, wanted["project"])
+        for name in ("pyproject.toml", "uv.lock"):
+            if not (folder / name).is_file():
+                hint = f"`uv lock` in {folder} writes it" if name == "uv.lock" else "`uv init`"
+                yield Problem("environment.uv", f"{folder} has no {name}", hint)
+
+
+def locked_torch(job: JobSpec, wanted: Mapping[str, Any]) -> str:
+    """The version of PyTorch in the lock of what the nodes install; empty without one."""
+    name = f"{wanted.get('script')}.lock" if "script" in wanted else f"{wanted['project']}/uv.lock"
+    match = re.search(r'(?m)^name = "torch"\nversion = "([0-9.]+)', _text(Path(job.source, name)))
+    return match[1] if match else ""
+
+
+def sentence(wanted: Mapping[str, Any]) -> str:
+    """What each node installs, for the line that a submit prints first."""
+    what = wanted.get("script") or f"{wanted['project']}/uv.lock".removeprefix("./")
+    stays = "; the image's PyTorch stays" if "keep" in wanted else ""
+    return f"each node installs the packages of {what} with uv{stays}"
+
+
+def comment(wanted: Mapping[str, Any]) -> list[str]:
+    """Lines of a script that tell what each node will install."""
+    without = f"a node without uv gets it by: pip install '{wanted['uv']}'"
+    return [f"# {ascii(sentence(wanted))[1:-1]} before the ranks start;", f"# {without}", ""]
+
+
+def no_uv(wanted: Mapping[str, Any]) -> Iterator[Problem]:
+    """A warning if this machine, on which the job runs, has no uv."""
+    if _program("uv", "~/.local/bin") is None:
+        path = "environment.uv" if "project" in wanted else "entrypoint.script"
+        hint = "install it: https://docs.astral.sh/uv/"
+        yield Problem(path, _NO_UV, hint, severity="warning")
 
 
 _NOT_LOADED = "deploykit: the job cannot start: a module of {key} cannot be loaded: "

@@ -41,6 +41,7 @@ class EnvironmentKeys(TypedDict, total=False):
     conda: str | os.PathLike[str]
     venv: str | os.PathLike[str]
     uv: str | os.PathLike[str]
+    node_local: bool
     modules: Sequence[str]
 
 

@@ -157,11 +157,19 @@ class Environment:
         str | None,
         Help(
             "Folder of a uv project, relative to the job file. `uv run` brings its environment up "
-            "to date before the trainer starts.",
+            "to date before the trainer starts. With slurm.host and on SageMaker, each node makes "
+            "one from the uv.lock in the source folder.",
             example=".",
         ),
         PATH,
     ] = None
+    node_local: Annotated[
+        bool,
+        Help(
+            "With `uv`: each node makes the environment from the uv.lock in the source folder, in "
+            "its `TMPDIR`, also where the project's own folder is visible."
+        ),
+    ] = False
     modules: Annotated[
         tuple[Annotated[str, PATH], ...],
         Help("Environment modules to load first.", "[cuda/12.8]"),

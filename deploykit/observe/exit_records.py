@@ -26,6 +26,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         "finished": str,
         "attempt": int,
     },
+    "packages": {"packages": dict},
     "process": {"host": str, "python": str, "libraries": str, "attempt": int},
     "restart": {"restart": int, "why": str, "time": str},
     "software": {"versions": dict, "gpus": list, "driver": str},

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from deploykit.job.decode import from_json, read_record, whole
+from deploykit.job.model import LogLine
 from deploykit.observe import exit_records
 
 _MAX_HISTORY_BYTES = 1 << 23
 _MAX_NODES = 64
+_PACKAGES = "packages: "
+"""Begins the line of the launcher that names the packages, as ``name==version``."""
+_PLAIN = re.compile(r"[A-Za-z0-9._-]{1,100} [A-Za-z0-9.!+_]{1,100}")
+"""A name and a version."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,22 @@ def _ranks(node: int, record: dict[str, Any]) -> Iterator[RankUsage]:
             gpu_memory=values.get("gpu_memory"),
             gpu_size=values.get("gpu_size"),
         )
+
+
+def packages(folder: Path, remarks: Iterable[LogLine] = ()) -> dict[str, str]:
+    """The version of each package of a run by its name: as recorded, or from its log.
+
+    The launcher writes a line into the log of a run whose folder it does not see. Empty if neither
+    is there.
+    """
+    record = exit_records.valid(folder / "exit_records/packages.json", "packages")
+    if record:
+        pairs = record["packages"].items()
+    else:
+        lines = (line.text for line in remarks if line.node == 0)
+        line = next((text for text in lines if text.startswith(_PACKAGES)), "")
+        pairs = [tuple(word.split("==", 1)) for word in line.split()[1:] if "==" in word]
+    return {name: text for name, text in pairs if _PLAIN.fullmatch(f"{name} {text}")}
 
 
 def software(folder: Path) -> list[tuple[str, str]]:

@@ -112,6 +112,8 @@ class RunFacts:
     """Lines of the launchers, and those of the trainer about slow ranks."""
     progress: Progress
     problems: list[str]
+    packages: dict[str, str] = field(repr=False)
+    """The version of each Python package by its name; empty if it was not recorded."""
 
 
 def facts(row: Run, names: Sequence[str] = ()) -> RunFacts:
@@ -147,6 +149,7 @@ def facts(row: Run, names: Sequence[str] = ()) -> RunFacts:
         remarks=remarks,
         progress=read.progress(),
         problems=list(read.problems),
+        packages=usage.packages(folder, remarks),
     )
 
 
@@ -272,6 +275,8 @@ class Comparison:
     """Those that differ."""
     same: int
     """The number of the others."""
+    packages: tuple[Setting, ...]
+    """Packages of which the runs have different versions, or some none."""
     metrics: tuple[MetricRow, ...]
     """All, whether or not they differ."""
 
@@ -295,10 +300,22 @@ def compare(runs: Sequence[RunFacts]) -> Comparison:
         facts=tuple(runs),
         settings=different,
         same=len(present) - len(different),
+        packages=_different_packages(runs),
         metrics=tuple(
             MetricRow(name, better(name), tuple(run.metrics.get(name) for run in runs))
             for name in metrics
         ),
+    )
+
+
+def _different_packages(runs: Sequence[RunFacts]) -> tuple[Setting, ...]:
+    """Without runs whose packages are not known, which would differ in all of them."""
+    known = [run.packages for run in runs if run.packages]
+    names = sorted({name for packages in known for name in packages})
+    return tuple(
+        Setting(name, tuple(run.packages.get(name) for run in runs))
+        for name in names
+        if len({packages.get(name) for packages in known}) > 1
     )
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from deploykit.backends import base
 from deploykit.bundle import archive as bundle
 from deploykit.bundle import node_plane
+from deploykit.job import environments
 from deploykit.job.decode import as_data, read_json
 from deploykit.job.file import Overrides
 from deploykit.job.model import Plan
@@ -33,6 +34,8 @@ from deploykit.run.lifecycle import Prepared
 from deploykit.run.registry import Run
 
 UPGRADE = "pip install -U deploykit, or use the one that made it"
+_PYLOCK = "exit_records/pylock.toml"
+"""In a run folder: the versions that the nodes have chosen, or are to take."""
 _LOCATIONS = ("output", "checkpoints")
 _MAY_DIFFER = {"source", "backend", *_LOCATIONS}
 """Keys of a job that say where, and not what."""
@@ -105,6 +108,7 @@ class Reproduction:
 
     def submit(self) -> Run:
         """Send it. The commit and the uncommitted changes are recorded as those of the run."""
+        self._keep_versions()
         new = lifecycle.submit(self.prepared.plan)
         for name in ("source.json", "uncommitted.diff"):
             kept = Path(self.row.folder, name)
@@ -112,6 +116,27 @@ class Reproduction:
                 with contextlib.suppress(OSError):  # only a record
                     shutil.copyfile(kept, Path(new.folder, name))
         return new
+
+    @property
+    def unlocked(self) -> str | None:
+        """The script whose dependencies may get other versions than in the run."""
+        installed = environments.on_nodes(self.prepared.plan.job) or {}
+        script = installed.get("script")
+        if script is None or Path(self.prepared.plan.job.source, f"{script}.lock").is_file():
+            return None
+        sees_folder = base.offers(base.find(self.prepared.plan.backend), "check_function")
+        return None if sees_folder and self._versions.is_file() else str(script)
+
+    @property
+    def _versions(self) -> Path:
+        return Path(self.row.folder, _PYLOCK)
+
+    def _keep_versions(self) -> None:
+        """Give the nodes the versions that those of the run have chosen, if it had no lock."""
+        if self._versions.is_file():
+            folder = paths.private_folder(paths.run_folder(self.prepared.plan.run))
+            paths.private_folder(folder / "exit_records")
+            shutil.copyfile(self._versions, folder / _PYLOCK)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from deploykit_node.cluster import BadCommand, BadEnvironment, Cluster, Environ, Rank
 
@@ -92,7 +93,7 @@ def read(argv: Sequence[str], env: Environ) -> Command:
 
     Raises BadCommand if it is incomplete or the program does not exist.
     """
-    words = _from_hyperparameters(env) if f"--{PIECE}0" in argv else list(argv)
+    words = _words(argv, env)
     options, plain = [], words[:1] == ["python"]
     if plain or words[:1] == ["torchrun"]:
         if "--" not in words:
@@ -105,6 +106,21 @@ def read(argv: Sequence[str], env: Environ) -> Command:
         words = words[1:]
     _check_program(words)
     return Command(tuple(options), tuple(words), plain)
+
+
+def environment(argv: Sequence[str], env: Environ) -> tuple[dict[str, Any] | None, list[str]]:
+    """The environment to make first, as `packages` describes it, and the rest of the command.
+
+    None if the command names none. Raises BadCommand.
+    """
+    words = _words(argv, env)
+    if words[:1] != ["environment"]:
+        return None, words
+    return json.loads(words[1]), words[2:]
+
+
+def _words(argv: Sequence[str], env: Environ) -> list[str]:
+    return _from_hyperparameters(env) if f"--{PIECE}0" in argv else list(argv)
 
 
 def _from_hyperparameters(env: Environ) -> list[str]:

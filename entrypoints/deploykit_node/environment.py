@@ -133,6 +133,23 @@ def _secretsmanager(name: str, env: Environ) -> str:
     return _aws("secretsmanager", "secretsmanager:GetSecretValue", fetch, env)
 
 
+def codeartifact_token(domain: str, owner: str, region: str) -> str:
+    """A password for the repositories of a domain of AWS CodeArtifact, from this node's role.
+
+    Raises BadEnvironment. https://docs.aws.amazon.com/codeartifact/latest/ug/tokens-authentication.html
+    """
+
+    def fetch(client: Any) -> str:
+        answer = client.get_authorization_token(domain=domain, domainOwner=owner)
+        return str(answer["authorizationToken"])
+
+    try:
+        actions = "codeartifact:GetAuthorizationToken and sts:GetServiceBearerToken"
+        return _aws("codeartifact", actions, fetch, {"AWS_REGION": region})
+    except Unresolved as error:
+        raise BadEnvironment(f"CodeArtifact's domain {domain} cannot be used: {error}") from None
+
+
 def _aws(service: str, action: str, fetch: Callable[[Any], str], env: Environ) -> str:
     """The value that `fetch` gets from a boto3 client; `action` is the permission it needs."""
     try:

@@ -8,6 +8,7 @@ is one rank, and does the same for it.
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from deploykit_node import (
     log,
     nccl,
     outputs,
+    packages,
     rank,
     records,
     relay,
@@ -51,15 +53,16 @@ def run(argv: Sequence[str], env: Environ) -> None:
     source_hash.check(env)
     group = cluster.non_training_group(env)
     if group is not None:
-        signals.exit_like(_run_once(command.read(argv, env), env, group))
+        python, argv = packages.prepare(argv, env)
+        signals.exit_like(_run_once(command.read(argv, env), env, group, python))
     sys.exit(_run_node(argv, env))
 
 
-def _run_once(words: Command, env: Environ, group: str) -> int:
+def _run_once(words: Command, env: Environ, group: str, python: str | None) -> int:
     """Run the program once, without a rank, in an instance group that does not train."""
     environment.prepare(env)
     env.setdefault("PYTHONUNBUFFERED", "1")
-    program = relay.command(words.program)
+    program = relay.command(words.program, python)
     return relay.run(program, env, f"[group {group}]", cap=cap.begin(env, 0))[0]
 
 
@@ -67,6 +70,9 @@ def _run_node(argv: Sequence[str], env: Environ) -> int:
     """Run torchrun on this node, leave an exit record, and return the exit code."""
     number, attempt, elastic = cluster.node_number(env), None, False
     try:
+        python, argv = packages.prepare(argv, env)
+        if python is not None:
+            os.execve(python, [python, LAUNCH, *argv], env)  # noqa: S606 - no shell is needed
         words = command.read(argv, env)
         elastic = words.elastic
         records.clear(env, number, ranks=not elastic)
@@ -99,6 +105,8 @@ def _run_torchrun(
     """Prepare this node, run torchrun, and return how the node ended."""
     words.check_nodes(here)
     _check_torch()
+    if here.number == 0:
+        packages.record(env)
     environment.prepare(env)
     nsys.check(env)
     hooks.check_debugger(env)
@@ -287,6 +295,7 @@ def run_rank(argv: Sequence[str], env: Environ) -> None:
     Raises LaunchError if the job cannot run here.
     """
     key = source_hash.check(env)
+    python, argv = packages.prepare(argv, env)
     words, this_rank = command.read(argv, env), rank.find(env)
     words.check_world(this_rank)
     user_settings = environment.prepare(env)
@@ -300,8 +309,12 @@ def run_rank(argv: Sequence[str], env: Environ) -> None:
     with outputs.around(env, machine, this_rank.local_rank):
         rank.set_variables(env, this_rank)
         program = hooks.profiled(env, this_rank.rank)
+        if this_rank.rank == 0:
+            log.say(0, packages.sentence(python))
         prefix, limit = f"[rank {this_rank.rank}]", cap.begin(env, this_rank.rank)
-        returncode, stopped = relay.run(relay.command(words.program), program, prefix, limit)
+        returncode, stopped = relay.run(
+            relay.command(words.program, python), program, prefix, limit
+        )
     records.record_rank(env, this_rank, returncode, stopped=stopped)
     signals.exit_like(returncode)
 

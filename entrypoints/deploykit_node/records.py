@@ -186,6 +186,12 @@ class SoftwareRecord(TypedDict):
     driver: str
 
 
+class PackagesRecord(TypedDict):
+    """``packages.json``: the version of each Python package on node 0, by its name."""
+
+    packages: dict[str, str]
+
+
 class FilesRecord(TypedDict):
     """The files of a folder: number and total size, and path and size of the largest."""
 
@@ -232,6 +238,7 @@ SCHEMA: dict[str, type] = {
     "unhealthy-N.json": UnhealthyRecord,
     "usage-N.json": UsageRecord,
     "software.json": SoftwareRecord,
+    "packages.json": PackagesRecord,
     "written.json": WrittenRecord,
 }
 """Every kind of record, by the name of its file."""

@@ -69,9 +69,9 @@ _SOCKET = "relay"
 _INFINITE = float("inf")
 
 
-def command(program: Sequence[str]) -> list[str]:
+def command(program: Sequence[str], python: str | None = None) -> list[str]:
     """The argument vector for ``train.py a b`` or ``-m package.module a b``."""
-    return [sys.executable, *program]
+    return [python or sys.executable, *program]
 
 
 def run(

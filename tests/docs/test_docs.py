@@ -19,6 +19,7 @@ from deploykit.cli import main as cli
 from deploykit.job import checks
 from deploykit.job.model import JobSpec, State
 from tests.docs_runner import blocks, fits, play
+from tests.package_index import PASSWORD, USER, UV, add_wheel
 from tests.programs import SLURM, needs
 
 ROOT = Path(__file__).parents[2]
@@ -167,6 +168,18 @@ def test_trainer_guide_runs(tmp_path):
         copy = shutil.copytree if name == "trainer" else shutil.copy
         copy(ROOT / "entrypoints" / name, tmp_path / name)
     play((DOCS / "how-to/trainer.md").read_text(encoding="utf-8"), tmp_path)
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(UV is None, reason="uv is not installed: pip install uv")
+def test_the_script_of_the_environments_guide_runs(tmp_path, team_index, team_wheels, monkeypatch):
+    text = "def intcomma(number):\n    return f'{number:,}'\n"
+    add_wheel(team_wheels, "humanize", "4.0", text=text)
+    address = team_index.replace("//", f"//{USER}:{PASSWORD}@")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", address)
+    folder = tmp_path / "project"
+    folder.mkdir()
+    play((DOCS / "how-to/environments.md").read_text(encoding="utf-8"), folder)
 
 
 @pytest.mark.timeout(900)

@@ -15,7 +15,7 @@ import pytest
 
 from deploykit.backends import base as backend
 from deploykit.observe import exit_records
-from deploykit_node import node, outputs, records, staging
+from deploykit_node import node, outputs, packages, records, staging
 from deploykit_node.cluster import Cluster, Rank
 from deploykit_node.network import alive
 from deploykit_node.observe import processes, stall, usage
@@ -61,7 +61,9 @@ def written(env, tmp_path):
     source = {"path": str(tmp_path / "node"), "stage": "node", "stage_folder": str(tmp_path)}
     channels = {staging.VARIABLE: json.dumps({"train": source})}
     staging.run(env | channels, Cluster("alone", 0, ("n0",)), elastic=False)
-    names += ("process-3", "staging-0", "stall-0", "unhealthy-2", "usage-0", "software", "written")
+    packages.record(env)
+    names += ("process-3", "staging-0", "stall-0", "unhealthy-2", "usage-0", "software")
+    names += ("packages", "written")
     contents = [json.loads((tmp_path / records.FOLDER / f"{n}.json").read_text()) for n in names]
     return dict(zip(records.SCHEMA, contents, strict=True))
 

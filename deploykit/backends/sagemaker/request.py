@@ -26,8 +26,8 @@ from deploykit.backends.sagemaker.options import (
 )
 from deploykit.backends.sagemaker.options import region as region_of
 from deploykit.cost import cap
-from deploykit.job import checks
-from deploykit.job.model import DataFolder, JobSpec
+from deploykit.job import checks, environments
+from deploykit.job.model import DataFolder, InputChannel, JobSpec
 
 OUTPUT = "/opt/ml/output/data"
 """Folder in the container that SageMaker uploads as output.tar.gz when the job ends."""
@@ -64,7 +64,7 @@ def render(
 
     The job must have passed `check`.
     """
-    uploaded = {folder.channel: folder.target for folder in data}
+    uploaded = {folder.channel: InputChannel(folder.target) for folder in data}
     job = replace(job, data={**job.data, **uploaded})
     source = _CODE_CHANNEL if options.source_is_a_channel else options.code(bundle)
     hyperparameters = {
@@ -154,7 +154,13 @@ def environment(
 
 def user_hyperparameters(job: JobSpec) -> dict[str, Any]:
     """The hyperparameters that a user of the SDK would pass to the estimator."""
-    return {**argument_vector(backend.command(job)), PROCESSES: job.resources.processes}
+    words = backend.command(job, installed(job))
+    return {**argument_vector(words), PROCESSES: job.resources.processes}
+
+
+def installed(job: JobSpec) -> dict[str, Any] | None:
+    """What each node installs first, beside the PyTorch of its image."""
+    return environments.on_nodes(job, elsewhere=True, image=True)
 
 
 def argument_vector(argv: list[str]) -> dict[str, str]:

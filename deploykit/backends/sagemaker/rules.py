@@ -41,7 +41,7 @@ from deploykit.backends.sagemaker.options import (
 )
 from deploykit.backends.sagemaker.request import argument_vector
 from deploykit.doctor.requirements import IMPOSSIBLE_BUCKET, REGION
-from deploykit.job import checks
+from deploykit.job import checks, environments
 from deploykit.job.model import DataFolder, JobSpec, Problem
 from deploykit.job.spelling import did_you_mean
 from deploykit.lib import units
@@ -262,14 +262,35 @@ def _check_features(job: JobSpec, options: Options) -> Iterator[Problem]:
     if (job.profile or "").startswith("nsys") and options.distribution != "none":
         message = "nsys needs ranks started by deploykit, but here SageMaker's toolkit starts them"
         yield Problem("profile", message, "torch:20:25, PyTorch's own profiler")
+    yield from _check_packages(job, options)
     if checks.DEBUGGER in job.env:
         message = "editors cannot connect to SageMaker's containers"
         yield Problem(f"env.{checks.DEBUGGER}", message, "remove --debugger, or run it locally")
-    local = local_data(job, options)
+    local = {name: job.data[name] for name in local_data(job, options)}
     yield from backend.missing_data(replace(job, data=local))
     if job.log_limit != backend.LOG_LIMIT:
         message = "is not enforced on SageMaker: CloudWatch stores all output, and AWS bills it"
         yield Problem("log_limit", message, severity="warning")
+
+
+def _check_packages(job: JobSpec, options: Options) -> Iterator[Problem]:
+    """Report a uv project that does not travel, and another PyTorch in it than the image's."""
+    installed, project = request.installed(job), job.environment and job.environment.uv
+    if project and not (installed and "project" in installed):
+        message = f"{project} is not in the source folder {job.source}, so it is not sent"
+        yield Problem("environment.uv", message, "set source to a folder that contains it")
+    if installed is None:
+        return
+    yield from environments.on_nodes_problems(job, installed)
+    if options.network_isolation:
+        message = "an isolated container cannot download the packages that the job needs"
+        hint = "network_isolation: false, or an image that has the packages"
+        yield Problem("sagemaker.network_isolation", message, hint)
+    locked, own = environments.locked_torch(job, installed), options.framework_version
+    if locked and own and catalog.minor(locked) != catalog.minor(own):
+        message = f"the image's PyTorch {own} stays, but the lock has {locked}"
+        hint = f"framework_version: {locked}, or `uv lock --upgrade-package torch=={own}`"
+        yield Problem("sagemaker.framework_version", message, hint, severity="warning")
 
 
 def _check_request(job: JobSpec, options: Options) -> Iterator[Problem]:
@@ -660,7 +681,8 @@ def _version_hints(kind: str) -> dict[str, str]:
 
 def _service_facts(job: JobSpec, options: Options, where: str | None) -> dict[str, Any]:
     limit = job.resources.time_limit
-    arguments = sum(map(len, argument_vector(backend.command(job)).values()))
+    words = backend.command(job, request.installed(job))
+    arguments = sum(map(len, argument_vector(words).values()))
     network = {"subnets": options.subnets, "security_group_ids": options.security_group_ids}
     arns = {
         key: (getattr(options, key) or "").split(":")
@@ -692,6 +714,7 @@ def _service_facts(job: JobSpec, options: Options, where: str | None) -> dict[st
         "profiler_keys": ["profiler_interval"] * profiler + ["debugger"] * options.debugger,
         "source_is_a_channel": options.source_is_a_channel,
         "secrets": list(secrets),
+        "environment_elsewhere": job.environment is not None and job.environment.uv is None,
         "unreachable_secrets": [
             name for name, value in secrets.items() if value.split(":")[1] not in _SECRETS
         ],

@@ -16,6 +16,7 @@ from deploykit.backends.sagemaker.options import (
     region,
 )
 from deploykit.bundle import data_folder
+from deploykit.job import environments
 from deploykit.job.model import Bundle, Handle, JobSpec, Plan, Problem
 from deploykit.lib import progress
 from deploykit.lib.errors import DeploykitError, JobFileError, SubmitRefused, Uncertain
@@ -48,6 +49,8 @@ def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
         for alone in preferred(options)
     )
     spot = ", spot" if options.spot else ""
+    installed = request.installed(job)
+    packages = f"; {environments.sentence(installed)}" if installed else ""
     account, role = options.role.split(":")[4], options.role.rpartition("/")[2]
     sent_with = str(options.credentials)
     return Plan(
@@ -61,7 +64,8 @@ def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
         bundle=bundle,
         output=request.results(rendered),
         summary=f"sagemaker: {text}{spot}, role {role} of account {account}, {region(options)}"
-        + (f", sent with {sent_with}" if sent_with else ""),
+        + (f", sent with {sent_with}" if sent_with else "")
+        + packages,
         sent_with=sent_with,
         data=data,
     )

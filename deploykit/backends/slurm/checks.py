@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from deploykit.backends import base as backend
-from deploykit.backends.slurm import arrays
+from deploykit.backends.slurm import arrays, script
 from deploykit.backends.slurm.options import Options
 from deploykit.job import checks, environments
 from deploykit.job.model import JobSpec, Problem
@@ -181,7 +181,9 @@ def _check_python(job: JobSpec, options: Options) -> Iterator[Problem]:
         message = f"{options.python} was not found on this machine; the nodes must have it"
         yield Problem("slurm.python", message, severity="warning")
     python = None if options.python or options.setup or options.modules else sys.executable
-    if job.environment is not None:
+    if script.on_nodes(job, options):
+        python = None
+    elif job.environment is not None:
         python = environments.python(job.environment)
     local = Path(python) if same_files and python else None
     yield from backend.check_program(job, local)
@@ -304,6 +306,9 @@ def _check_container(job: JobSpec, options: Options) -> Iterator[Problem]:
 
 def _check_environment(job: JobSpec, options: Options) -> Iterator[Problem]:
     """Problems that can be found from here. An environment on another host cannot be examined."""
+    if installed := script.on_nodes(job, options):
+        yield from environments.on_nodes_problems(job, installed)
+        return
     if job.environment is None:
         return
     yield from environments.conflict(job, "slurm.python", options.python)

@@ -167,6 +167,7 @@ def _socket_folder() -> Path | None:
 # --- submitting
 
 _RECORD = "remote.json"
+_VERSIONS = "exit_records/pylock.toml"
 _SCRIPT = "plan.sh"
 _LOCK_HELD = 75
 _FOREIGN_OWNER = 73
@@ -240,6 +241,9 @@ def deliver(plan: Plan, local: Path) -> RemoteFolder:
         f"mv {folder}/new {folder}/source; }}"
     )
     _upload(host, home, f"{folder}/{_SCRIPT}", plan.text.encode(), unpack)
+    versions = local / _VERSIONS
+    if versions.is_file():  # the run is to get those of an earlier one
+        _upload(host, home, f"{folder}/{_VERSIONS}", versions.read_bytes())
     return remote
 
 
@@ -310,7 +314,7 @@ def job_id(out: bytes) -> str | None:
 
 # --- exit records and logs
 
-_RECORDS = ("claim*", "exit_records/*.json", "tasks/*/exit_records/*.json")
+_RECORDS = (*("claim*", "exit_records/*.json", _VERSIONS, "tasks/*/exit_records/*.json"),)
 """Exit records, and the link `claim`, which `Path.glob` finds only by a pattern."""
 _LOGS = (*logfiles.ALL, "exit_records/history-*.jsonl")
 """Files in a run's folder that only grow: logs, also of a job array, and usage."""

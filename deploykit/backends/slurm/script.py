@@ -160,7 +160,7 @@ def function_parameters(job: JobSpec, options: Options) -> dict[str, Any]:
 
 def function_python(job: JobSpec, options: Options) -> str | None:
     """The Python that runs functions, as shell text. None: the one that submits them."""
-    if _names_environment(job):
+    if _names_environment(job, options):
         return '"$python"'
     return options.python and shlex.quote(options.python)
 
@@ -229,6 +229,7 @@ def command(job: JobSpec, options: Options, run: str, folder: Path) -> str:
         from deploykit.backends.slurm import site  # few jobs need what a cluster charges
 
         environment |= cap.variables(job, site.cost(job, options))
+    installed = on_nodes(job, options)
     lines = [
         f"export DEPLOYKIT_RUN_DIR={shlex.quote(run_folder)}",
         template("slurm.sh"),
@@ -236,6 +237,7 @@ def command(job: JobSpec, options: Options, run: str, folder: Path) -> str:
         *backend.staging_comments(job),
         *_exports(dict(sorted(environment.items())), options),
         "",
+        *(environments.comment(installed) if installed else []),
         *_steps(job, options, folder),
     ]
     # sbatch refuses a script with DOS line endings, even inside a quoted value
@@ -270,7 +272,15 @@ def _setup_lines(job: JobSpec, options: Options) -> list[str]:
     if job.environment is None:
         return [*modules, *lines]
     loaded = environments.module_lines(job.environment.modules, "environment.modules")
-    return [*loaded, *modules, *lines, *environments.lines(job.environment)]
+    activated = environments.lines(job.environment) if _names_environment(job, options) else ()
+    return [*loaded, *modules, *lines, *activated]
+
+
+def on_nodes(job: JobSpec, options: Options) -> dict[str, Any] | None:
+    """What each node installs first; nothing in a container, whose image has everything."""
+    if options.container is not None:
+        return None
+    return environments.on_nodes(job, elsewhere=options.host is not None)
 
 
 def _exports(environment: dict[str, str], options: Options) -> list[str]:
@@ -305,9 +315,10 @@ def _mounts(job: JobSpec, container: Container, folder: Path) -> list[str]:
     return list(dict.fromkeys(path if ":" in path else f"{path}:{path}" for path in mounts))
 
 
-def _names_environment(job: JobSpec) -> bool:
-    """Whether the job file names an environment, which brings the Python."""
-    return job.environment is not None and job.environment.python is not None
+def _names_environment(job: JobSpec, options: Options) -> bool:
+    """Whether the job file names an environment that is there, which brings the Python."""
+    named = job.environment is not None and job.environment.python is not None
+    return named and on_nodes(job, options) is None
 
 
 def _chooses_python(job: JobSpec, options: Options) -> bool:
@@ -318,7 +329,7 @@ def _chooses_python(job: JobSpec, options: Options) -> bool:
 
 def _with_python(lines: list[str], job: JobSpec, options: Options) -> list[str]:
     """The lines, and those that use the Python of an environment that they activate."""
-    if not _chooses_python(job, options) or _names_environment(job):
+    if not _chooses_python(job, options) or _names_environment(job, options):
         return lines
     return [
         "before=$(command -v python3)",
@@ -341,7 +352,7 @@ def _launcher(job: JobSpec, options: Options, folder: Path) -> str:
     """The command that srun starts on each node."""
     container = options.container
     python = '"$python"' if _chooses_python(job, options) else default_python(options)
-    arguments = [backend.LAUNCH, *backend.command(job)]
+    arguments = [backend.LAUNCH, *backend.command(job, on_nodes(job, options))]
     before = []
     if container is not None and container.runtime == "apptainer":
         gpus = ["--nv"] if job.resources.gpus_per_node else []

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deploykit_node import records
+from deploykit_node import packages, records
 from deploykit_node.cluster import BadEnvironment, Cluster, Environ
 from deploykit_node.network.gathering import Pause
 
@@ -27,7 +27,9 @@ _PORTS = range(10_000, 30_000)
 _TRIES = 100
 _PATIENCE = 180.0
 _PREFLIGHT_PATIENCE = 30.0
-"""Seconds for node 0 to publish the port; fewer if the preflight test comes first."""
+_INSTALL_PATIENCE = 3600.0
+"""Seconds for node 0 to publish the port; fewer if the preflight test comes first, and more if the
+nodes install packages first, which takes some of them longer than others."""
 _LOOPBACK = "127.0.0.1"
 _SAGEMAKERS = 7777
 """MASTER_PORT of AWS's launcher, which `deploykit doctor` expects to be open."""
@@ -109,6 +111,7 @@ def meet(cluster: Cluster, env: Environ, local: str) -> Rendezvous:
         held = _reserve(local, _ports(env))
         _publish(path, env, held)
     patience = _PREFLIGHT_PATIENCE if env.get("DEPLOYKIT_PREFLIGHT") else _PATIENCE
+    patience = _INSTALL_PATIENCE if packages.VARIABLE in env else patience
     record = _published(cluster, env, patience)
     key, nodes = bytes.fromhex(record["key"]), len(cluster.hosts)
     host, port = record["host"], record["port"]

@@ -16,9 +16,11 @@ import pytest
 from deploykit.backends.slurm import remote
 from deploykit.cli import main as cli
 from deploykit.lib import paths
+from tests import package_index
 from tests.backends.slurm.login_node import login_node
 from tests.backends.slurm.slurm_helpers import PATIENCE, output, wait_for
 from tests.backends.slurm.test_slurm_stacks import HANGING
+from tests.package_index import PASSWORD, USER, UV
 from tests.programs import need
 from tests.run.test_debugger import check
 from tests.strangers import modes, too_wide
@@ -109,6 +111,29 @@ def test_the_life_of_a_run(laptop):
     (row,) = json.loads(run("status", "life", "--json")[1])
     assert row["output"] == f"login1:{remote_folder(laptop, 'life')}/output"
     assert len(jobs_of("life")) == 1
+
+
+@pytest.mark.skipif(UV is None, reason="uv is not installed: pip install uv")
+def test_the_lock_of_a_project_travels_and_is_installed_there(laptop, team_index, tmp_path):
+    """The nodes run as another user, and see neither the project nor its environment."""
+    project = tmp_path / "project"
+    package_index.write_project(project, team_index, "tiny<1.1")
+    (project / "train.py").write_text("import tiny; print('tiny', tiny.version, tiny.__file__)")
+    token = Path(laptop.folder, "home/token")
+    token.write_text(PASSWORD)
+    token.chmod(0o600)
+    shutil.chown(token, laptop.user)
+    shutil.copy(UV, laptop.folder / "uv")
+    env = [f"UV_INDEX_TEAM_USERNAME={USER}", f"UV_INDEX_TEAM_PASSWORD=secret:file:{token}"]
+    env += [f"TMPDIR={laptop.folder}/home"]
+    sets = ["environment={uv: .}", f"slurm.setup=[export PATH={laptop.folder}:$PATH]"]
+    sets += [f"env.{setting}" for setting in env]
+    code, _, err = submit(laptop, "packages", *(it for one in sets for it in ("--set", one)))
+    assert code == 0, err
+    code, out, err = run("wait", "packages")
+    assert code == 0, (out, err, run("logs", "packages"))
+    _, out, _ = run("logs", "packages", "--rank", "0")
+    assert f"tiny 1.0 {laptop.folder}/home/deploykit-" in out
 
 
 @pytest.mark.parametrize("tool", ["rsync", "tar"])

@@ -1,0 +1,226 @@
+"""Environments that the nodes make with uv: from the uv.lock of a project, or a script's header.
+
+uv is the real one, and installs tiny packages from an index that asks for a password.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploykit.cli import main as cli
+from deploykit.job.model import Handle
+from deploykit.lib.errors import JobFileError
+from deploykit.run import lifecycle, registry
+from tests import package_index
+from tests.package_index import ACCESS, PASSWORD, UV, add_wheel
+
+pytestmark = pytest.mark.skipif(UV is None, reason="uv is not installed: pip install uv")
+SHOW = "import sys, tiny; print('tiny', tiny.version, sys.prefix)\n"
+TORCH = "import torch; print('torch', torch.__version__)\n"
+ON_NODES = "environment={uv: ., node_local: true}"
+
+
+@pytest.fixture
+def uv_project(project, team_index):
+    """A uv project with a lock, whose script imports `tiny`."""
+    package_index.write_project(project, team_index, "tiny<1.1")
+    (project / "train.py").write_text(SHOW)
+    return project
+
+
+def submit(*words, sets=ACCESS):
+    """Submit and wait; returns the exit code."""
+    return cli.main(["submit", *words, "--wait", *(w for s in sets for w in ("--set", s))])
+
+
+def problems(*overrides, backend="local"):
+    """What `check` finds, warnings too, by the path of the key."""
+    file = lifecycle.load(Path("job.yaml"), overrides, [backend])
+    found = lifecycle.problems(file, backend)
+    return {one.path: (one.severity, f"{one.message} ({one.hint})") for one in found}
+
+
+@pytest.mark.torch
+def test_two_nodes_get_one_environment_from_the_lock(uv_project, tmp_path, capsys):
+    sets = [*ACCESS, ON_NODES]
+    assert submit("--run", "first", "--nodes", "2", sets=sets) == 0
+    said = capsys.readouterr().out
+    assert len(re.findall(r"\] tiny 1\.0 ", said)) == 2
+    assert said.count("environment: uv installs the packages of uv.lock into ") == 1
+    assert str(tmp_path / "disk") in said
+    assert PASSWORD not in said
+    assert submit("--run", "again", sets=sets) == 0  # the environment is there
+    assert "uv installs" not in capsys.readouterr().out
+    folder = Path(registry.known("first").folder)
+    assert 'name = "tiny"\nversion = "1.0"' in (folder / "exit_records/pylock.toml").read_text()
+    texts = [file.read_text() for file in folder.rglob("*") if file.suffix in {".sh", ".json"}]
+    assert PASSWORD not in "".join(texts)
+
+
+@pytest.mark.torch
+def test_a_lock_that_cannot_be_installed_ends_the_job_before_training(
+    uv_project, team_wheels, capsys
+):
+    shutil.rmtree(team_wheels / "tiny")
+    shutil.rmtree(os.environ["UV_CACHE_DIR"])
+    assert submit("--run", "bad", sets=[*ACCESS, ON_NODES]) == 78
+    said = capsys.readouterr().out
+    assert "] error: Failed to download `tiny==1.0`" in said  # uv's own line
+    reason = registry.known("bad").reason
+    assert (
+        "The environment of uv.lock cannot be made on this node: `uv pip install` exited" in reason
+    )
+    assert "cause   environment_setup" in said
+
+
+@pytest.mark.torch
+def test_a_wrong_token_is_not_shown(uv_project, capsys, monkeypatch):
+    shutil.rmtree(os.environ["UV_CACHE_DIR"])
+    monkeypatch.setenv("TEAM_TOKEN", "wrong-but-private")
+    assert submit(sets=[*ACCESS, ON_NODES]) == 78
+    said = "".join(capsys.readouterr())
+    assert "401 Unauthorized" in said
+    assert "wrong-but-private" not in said
+
+
+@pytest.mark.torch
+def test_nodes_without_internet_install_from_the_cache(uv_project, team_wheels):
+    assert submit(sets=[*ACCESS, ON_NODES]) == 0  # as `uv sync` on a login node fills the cache
+    shutil.rmtree(team_wheels)
+    shutil.rmtree(Path(os.environ["TMPDIR"], f"deploykit-{os.getuid()}"))
+    assert submit(sets=[*ACCESS, ON_NODES, "env.UV_OFFLINE=1"]) == 0
+
+
+@pytest.mark.torch
+def test_a_script_brings_its_dependencies(project, team_index, capsys):
+    (project / "job.yaml").unlink()
+    package_index.write_script(project / "train.py", team_index, "tiny", then=SHOW + TORCH)
+    assert submit("train.py") == 0
+    said = capsys.readouterr().out
+    assert "] tiny 1.1 " in said
+    assert "] torch " in said  # that of the Python below: the header does not name it
+
+
+@pytest.mark.torch
+def test_the_lock_of_a_script_is_used(project, team_index, team_wheels, capsys):
+    script = project / "train.py"
+    package_index.write_script(script, team_index, "tiny", then=SHOW)
+    package_index.lock(project, "--script", "train.py")
+    add_wheel(team_wheels, "tiny", "2.0")
+    assert submit() == 0
+    assert "] tiny 1.1 " in capsys.readouterr().out
+
+
+@pytest.mark.torch
+def test_a_script_without_a_lock_is_reproduced_with_the_same_versions(
+    project, team_index, team_wheels, capsys
+):
+    package_index.write_script(project / "train.py", team_index, "tiny", then=SHOW)
+    assert submit("--run", "old") == 0
+    add_wheel(team_wheels, "tiny", "2.0")
+    assert submit("--run", "new", "--set", "env.UV_NO_CACHE=1") == 0
+    assert cli.main(["reproduce", "old", "--run", "same", "--wait"]) == 0
+    said = capsys.readouterr()
+    assert re.findall(r"\] tiny (\S+)", said.out) == ["1.1", "2.0", "1.1"]
+    assert "may get other versions" not in said.err
+    assert cli.main(["compare", "old", "new", "same"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if "package" in line]
+    assert rows == [["package", "tiny", "1.1", "2.0", "1.1"]]  # torch and the others are equal
+
+
+def test_a_reproduction_that_may_differ_says_so(project, team_index, monkeypatch, capsys):
+    monkeypatch.setattr(
+        "deploykit.backends.local.submit",
+        lambda plan, folder: Handle("local", plan.target, plan.run, plan.run, str(folder)),
+    )
+    package_index.write_script(project / "train.py", team_index, "tiny")
+    assert cli.main(["submit", "--run", "old"]) == 0  # its nodes have chosen nothing yet
+    assert cli.main(["reproduce", "old", "--dry-run"]) == 0
+    said = capsys.readouterr().err
+    assert "the dependencies of train.py may get other versions: they had no lock" in said
+    assert "`uv lock --script train.py`" in said
+
+
+@pytest.mark.torch
+def test_torch_of_the_header_is_installed(project, team_index, team_wheels, capsys):
+    add_wheel(team_wheels, "torch", "9.9")
+    package_index.write_script(project / "train.py", team_index, "torch", then=SHOW)
+    assert submit() != 0  # this torch is empty, so nothing can run with it
+    said = capsys.readouterr().out
+    lock = Path(registry.selected(["hello"])[0].folder, "exit_records/pylock.toml").read_text()
+    assert 'name = "torch"\nversion = "9.9"' in lock
+    assert "No module named 'torch." in said
+
+
+@pytest.mark.torch
+def test_a_python_that_the_header_excludes_ends_the_job(project, team_index, capsys):
+    package_index.write_script(project / "train.py", team_index, "tiny", python=">=4", then=SHOW)
+    assert submit("--set", "env.UV_PYTHON_DOWNLOADS=never") == 78
+    assert "No interpreter found for Python >=4" in capsys.readouterr().out
+
+
+@pytest.mark.torch
+def test_uv_is_brought_along(uv_project, tmp_path, monkeypatch, capsys):
+    """pip of the node installs it; here from a folder with a uv that passes on to the real one."""
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    links = tmp_path / "links"
+    package_index.add_program_wheel(links, "uv", "9.0", UV)
+    pip = [f"env.PIP_FIND_LINKS={links}", "env.PIP_NO_INDEX=1"]
+    assert "pip installs it" in problems(ON_NODES)["environment.uv"][1]
+    assert submit(sets=[*ACCESS, *pip, ON_NODES]) == 0
+    said = capsys.readouterr().out
+    assert "this node has no uv, and pip installs uv>=0.9" in said
+    assert "] tiny 1.0 " in said
+
+
+@pytest.mark.torch
+def test_without_uv_and_pip_the_job_says_what_to_do(uv_project, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    pip = [f"env.PIP_FIND_LINKS={tmp_path}", "env.PIP_NO_INDEX=1"]
+    assert submit(sets=[*ACCESS, *pip, ON_NODES]) == 78
+    assert "Install uv on the nodes, or load its module" in capsys.readouterr().out
+
+
+def test_the_dry_run_tells_what_is_installed(uv_project):
+    plan = lifecycle.prepare(Path("job.yaml"), [ON_NODES], "local", "one").plan
+    assert (
+        "# each node installs the packages of uv.lock with uv before the ranks start;" in plan.text
+    )
+    assert "# a node without uv gets it by: pip install 'uv>=0.9'" in plan.text
+
+
+def test_what_cannot_be_installed_is_found_before_the_submit(project, team_index):
+    severity, message = problems(ON_NODES)["environment.uv"]
+    assert (severity, "has no pyproject.toml" in message or "has no uv.lock" in message) == (
+        "error",
+        True,
+    )
+    with pytest.raises(JobFileError, match="node_local"):
+        lifecycle.load(Path("job.yaml"), ["environment={venv: x, node_local: true}"], ["local"])
+    (project / "train.py").write_text("# /// script\n# dependencies = [\n# ///\n")
+    with pytest.raises(JobFileError, match="not valid TOML"):
+        lifecycle.load(Path("job.yaml"), [], ["local"])
+
+
+def test_a_named_environment_wins_over_the_header(project, team_index):
+    package_index.write_script(project / "train.py", team_index, "tiny")
+    text = lifecycle.prepare(Path("job.yaml"), [], "local", "one").plan.text
+    assert " environment '{" in text
+    given = [f"environment={{venv: {Path(sys.prefix)}}}"]
+    text = lifecycle.prepare(Path("job.yaml"), given, "local", "two").plan.text
+    assert " environment '{" not in text
+
+
+def test_slurm_and_sagemaker_install_what_travels(uv_project):
+    far = ["environment={uv: .}", "slurm.host=login1", "slurm.folder=/shared"]
+    text = lifecycle.prepare(Path("job.yaml"), far, "slurm", "one").plan.text
+    assert """environment '{"project": ".", "uv": "uv>=0.9"}' torchrun""" in text
+    assert "uv run" not in text
+    near = lifecycle.prepare(Path("job.yaml"), far[:1], "slurm", "one").plan.text
+    assert "uv run" in near  # in place, on the shared disk
