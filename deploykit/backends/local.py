@@ -15,15 +15,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 from deploykit.backends import base as backend
-from deploykit.backends import ranks
-from deploykit.backends.base import Start
+from deploykit.backends import checkpoints, ranks
+from deploykit.backends.base import RemoteFile, Start
 from deploykit.bundle import archive as bundles
 from deploykit.cost import cap
 from deploykit.cost.estimate import Estimate, for_machine
@@ -79,11 +79,14 @@ class Options:
 def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     """Refuse addresses as locations, and warn about limits that are not enforced."""
     for path, location in backend.addresses(job).items():
+        if location == backend.checkpoint_bucket(job):
+            continue
         yield Problem(
             path,
             f"{location} is not a folder on this machine",
             f"set a folder, for example with --set {path}=FOLDER",
         )
+    yield from backend.check_checkpoint_bucket(job)
     python: str | None = _python(options)
     if job.environment is not None:
         yield from environments.conflict(job, "local.python", options.python)
@@ -95,6 +98,8 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     yield from backend.check_program(job, Path(python) if python else None)
     if python:
         yield from checks.check_torch(job, Path(python))
+    if backend.checkpoint_bucket(job):
+        yield from checks.check_boto3(job, Path(python or _python(options)))
     yield from backend.missing_data(job)
     yield from backend.check_ranks(job)
     wants_nsys = (job.profile or "").startswith("nsys") and job.environment is None
@@ -243,6 +248,20 @@ def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
 def logs_elsewhere(handle: Handle) -> bool:  # noqa: ARG001 - the contract
     """Never: the logs of a run on this machine are here."""
     return False
+
+
+def files(handle: Handle, part: str) -> Sequence[RemoteFile] | None:
+    """The checkpoints in a bucket; all else is on this machine; see `base.Capabilities.files`."""
+    bucket = checkpoints.location(handle) if part == "checkpoints" else None
+    return checkpoints.files(handle, bucket) if bucket else None
+
+
+def download(
+    handle: Handle, files: Sequence[RemoteFile], folder: Path, done: Callable[[int], None]
+) -> None:
+    """Copy checkpoints from their bucket; see `base.Capabilities.download`."""
+    if bucket := checkpoints.location(handle):
+        checkpoints.download(handle, bucket, files, folder, done)
 
 
 def cancel(handle: Handle) -> None:

@@ -216,6 +216,20 @@ def check_torch(job: JobSpec, python: Path) -> Iterator[Problem]:
         yield Problem("environment", message, hint, severity=severity)
 
 
+def check_boto3(job: JobSpec, python: Path) -> Iterator[Problem]:
+    """A problem if boto3, which copies checkpoints to S3, is not among the packages of `python`.
+
+    As for `check_torch`, nothing is imported or run.
+    """
+    uses_uv = job.environment is not None and job.environment.uv is not None
+    if uses_uv or "PYTHONPATH" in job.env or python == Path(sys.executable):
+        return  # deploykit itself needs boto3
+    isolated = environments.is_isolated(python.parent.parent)
+    if isolated and not any(_has_whole(site, "boto3") for site in _packages(python)):
+        message = f"checkpoints in S3 need boto3, which is not installed for {python}"
+        yield Problem("checkpoints", message, f"{python} -m pip install boto3")
+
+
 def _packages(python: Path) -> list[Path]:
     """The folders of packages of a Python, and those that ``.pth`` files add.
 

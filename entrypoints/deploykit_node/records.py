@@ -205,6 +205,16 @@ class WrittenRecord(TypedDict):
     outputs: list[str]
 
 
+class CheckpointsRecord(TypedDict):
+    """``checkpoints-N.json``: what node N has copied to the bucket, and why a copy failed."""
+
+    attempt: int
+    time: str
+    location: str
+    newest: str
+    error: str
+
+
 SCHEMA: dict[str, type] = {
     "node-N.json": NodeRecord,
     "failed-A.R.json": RankRecord,
@@ -219,6 +229,7 @@ SCHEMA: dict[str, type] = {
     "usage-N.json": UsageRecord,
     "software.json": SoftwareRecord,
     "written.json": WrittenRecord,
+    "checkpoints-N.json": CheckpointsRecord,
 }
 """Every kind of record, by the name of its file."""
 
