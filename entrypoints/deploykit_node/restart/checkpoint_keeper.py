@@ -31,7 +31,7 @@ from deploykit_node.network import gathering
 from deploykit_node.outputs import File
 from deploykit_node.records import CheckpointsRecord
 from deploykit_node.restart import checkpoint_folder, slurm_job
-from deploykit_node.restart.checkpoint_bucket import CheckpointBucket, newest_title
+from deploykit_node.restart.checkpoint_bucket import OWN, CheckpointBucket, newest_title
 from deploykit_node.restart.checkpoint_folder import Checkpoint
 
 BUCKET = "DEPLOYKIT_CHECKPOINT_BUCKET"
@@ -339,17 +339,18 @@ class _Presence:
     """
 
     def __init__(self, folder: Path, run: str) -> None:
-        self._folder, self._path = folder, folder / f".deploykit-{run}.lock"
+        self._path = folder / OWN / f"{run}.lock"
         self._file: IO[bytes] | None = None
 
     def enter(self) -> None:
+        records.make_folder(self._path.parent)
         self._file = self._path.open("ab")
         with contextlib.suppress(OSError):
             fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def is_shared(self) -> bool:
         """Whether another run uses the folder now."""
-        others = [path for path in self._folder.glob(".deploykit-*.lock") if path != self._path]
+        others = [path for path in self._path.parent.glob("*.lock") if path != self._path]
         return any(map(_is_locked, others))
 
     def leave(self) -> None:
