@@ -31,12 +31,12 @@ def location(handle: Handle) -> str | None:
 
 def files(handle: Handle, prefix: str) -> Sequence[RemoteFile]:
     """The files of the complete checkpoints below a prefix; see `base.Capabilities.files`."""
-    found = []
+    listed = []
     for task, bucket in _buckets(handle, prefix):
         for file in _stored(bucket):
             address = f"{bucket.location}/{file.key}"
-            found.append(RemoteFile(task + file.path, file.size, file.modified / 1e9, address))
-    return sorted(found)
+            listed.append(RemoteFile(task + file.path, file.size, file.modified / 1e9, address))
+    return sorted(listed)
 
 
 def download(

@@ -144,11 +144,11 @@ class Copied:
 
 def copied(folder: Path) -> Copied | None:
     """The checkpoints in a bucket; None where the run has none there."""
-    found = [record for _, record in numbered(folder, "checkpoints")]
-    if not found:
+    nodes = [record for _, record in numbered(folder, "checkpoints")]
+    if not nodes:
         return None
-    error = next((record["error"] for record in found if record["error"]), "")
-    return Copied(found[0]["location"], found[0]["newest"], error)
+    error = next((record["error"] for record in nodes if record["error"]), "")
+    return Copied(nodes[0]["location"], nodes[0]["newest"], error)
 
 
 def processes(folder: Path) -> list[RankProcess]:

@@ -60,15 +60,15 @@ class Bucket:
     def entries(self, beginning: str = "") -> list[Entry]:
         """The objects whose names begin so, sorted, without marks of empty folders."""
         pages = self._client.get_paginator("list_objects_v2")
-        found = list[Entry]()
+        listed = list[Entry]()
         with self._errors("listed"):
             for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix + beginning):
                 for each in page.get("Contents", ()):
                     name = each["Key"].removeprefix(self._prefix)
                     if name and not name.endswith("/"):
                         when, etag = each["LastModified"].timestamp(), each["ETag"].strip('"')
-                        found.append(Entry(name, each["Size"], when, etag))
-        return sorted(found)
+                        listed.append(Entry(name, each["Size"], when, etag))
+        return sorted(listed)
 
     def read(self, name: str) -> bytes | None:
         """The content of a small object; None if there is none."""

@@ -18,6 +18,7 @@ FILES = {
 }
 PACKAGE = f"{node_plane.FOLDER}/deploykit_node"
 ALLOWED = {
+    f"{PACKAGE}/bucket.py": {"boto3", "botocore"},
     f"{PACKAGE}/environment.py": {"boto3", "botocore"},
     f"{PACKAGE}/preflight/members.py": {"torch"},
     f"{PACKAGE}/network/elastic.py": {"torch"},

@@ -118,15 +118,15 @@ class CheckpointBucket:
 
     def refresh(self) -> None:
         """Read what has changed in the bucket."""
-        found: dict[str, dict[tuple[int, int], Manifest]] = {}
+        manifests: dict[str, dict[tuple[int, int], Manifest]] = {}
         for entry in self._bucket.entries(_MANIFESTS):
             match = _MANIFEST.fullmatch(entry.name.removeprefix(_MANIFESTS))
             manifest = match and _manifest(self._content(entry), entry.modified)
             if match and manifest:
                 key = int(match["node"]), int(match["count"])
-                found.setdefault(match["name"], {})[key] = manifest
-        self._manifests = found
-        if self._count > 1 or any(count > 1 for by in found.values() for _, count in by):
+                manifests.setdefault(match["name"], {})[key] = manifest
+        self._manifests = manifests
+        if self._count > 1 or any(count > 1 for by in manifests.values() for _, count in by):
             self._ended = dict(self._read_ends())
 
     def _read_ends(self) -> Iterator[tuple[tuple[int, int], tuple[str, int]]]:
@@ -147,8 +147,8 @@ class CheckpointBucket:
 
     def complete(self) -> dict[str, Stored]:
         """The complete checkpoints as of the last `refresh`, by name."""
-        found = {name: self._complete(name) for name in sorted(self._manifests)}
-        return {name: stored for name, stored in found.items() if stored}
+        newest = {name: self._complete(name) for name in sorted(self._manifests)}
+        return {name: stored for name, stored in newest.items() if stored}
 
     def _complete(self, name: str) -> Stored | None:
         """The newest complete set of manifests of a checkpoint."""
@@ -189,14 +189,14 @@ class CheckpointBucket:
         """Copy what is new of a checkpoint, and complete it. False if it changed meanwhile."""
         known = self._known_files(checkpoint.name)
         used = self._used_keys(checkpoint.name)
-        there = {entry.name: entry for entry in self._copies(checkpoint)}
+        copies = {entry.name: entry for entry in self._copies(checkpoint)}
         files, missing = {}, []
         for path, file in checkpoint.files.items():
             if _is_same(known.get(path), file):
                 files[path] = known[path]
                 continue
             stored = files[path] = StoredFile(*file, self._free_key(path, used))
-            if not _is_copy(there.get(stored.key), file):
+            if not _is_copy(copies.get(stored.key), file):
                 missing.append((folder / path, stored.key))
         self._bucket.upload(missing)
         if checkpoint != checkpoint_folder.listed(folder, parts=True).get(checkpoint.name):
@@ -260,8 +260,8 @@ class CheckpointBucket:
             for (node, count), manifest in manifests.items()
             if count == self._count and node != self._node
         ]
-        asked = any(one.origin == now and one.files for one in others)
-        return asked and (mine is None or bool(mine.files and mine.origin != now))
+        is_current = any(one.origin == now and one.files for one in others)
+        return is_current and (mine is None or bool(mine.files and mine.origin != now))
 
     def answer(self, name: str, here: Checkpoint | None) -> None:
         """Tell the other nodes what this one has of a checkpoint."""
@@ -347,14 +347,14 @@ class CheckpointBucket:
 
     def foreign_files(self) -> dict[str, File]:
         """Files of complete checkpoints that other nodes have saved, by path."""
-        found: dict[str, File] = {}
+        foreign: dict[str, File] = {}
         for stored in self.complete().values() if self._count > 1 else ():
             own: dict[str, StoredFile] = {}
             for node, part in stored.parts.items():
                 if node == self._node or (node >= self._count and self._node == 0):
                     own |= part.files
-            found |= {path: file for path, file in stored.local.files.items() if path not in own}
-        return found
+            foreign |= {path: file for path, file in stored.local.files.items() if path not in own}
+        return foreign
 
 
 def _manifest(content: Any, written: float) -> Manifest | None:

@@ -101,8 +101,8 @@ def listed(folder: Path, *, parts: bool = False) -> dict[str, Checkpoint]:
         top = file.path.partition("/")[0]
         if file.path == METADATA or not UNFINISHED.search(top):
             groups.setdefault(_name(file.path), {})[file.path] = file
-    found = (Checkpoint(name, files) for name, files in sorted(groups.items()))
-    return {one.name: one for one in found if parts or not _is_unfinished(one)}
+    every = (Checkpoint(name, files) for name, files in sorted(groups.items()))
+    return {one.name: one for one in every if parts or not _is_unfinished(one)}
 
 
 def is_cut_off(folder: Path, checkpoint: Checkpoint) -> bool:
