@@ -85,6 +85,10 @@ INTERNAL = {
     "DEPLOYKIT_PORTS": "`LOWEST-HIGHEST`: the ports that the rendezvous may use. Default: any free "
     "one from 10000 to 29999",
     "DEPLOYKIT_OUTPUTS": "JSON: the patterns of `outputs`",
+    "DEPLOYKIT_CHECKPOINT_BUCKET": "the s3:// prefix of `checkpoints`, except on SageMaker",
+    "DEPLOYKIT_CHECKPOINT_FOLDER": "on Slurm: `checkpoint_folder`, from which each node makes its "
+    "`DEPLOYKIT_CHECKPOINT_DIR`",
+    "DEPLOYKIT_KEEP_CHECKPOINTS": "`keep_checkpoints`, except on SageMaker",
     "DEPLOYKIT_COLLECT_SECONDS": "on SageMaker: seconds between checks for `outputs` that are "
     "complete, while the program runs. Default: 30",
     "DEPLOYKIT_PREFLIGHT": "seconds for the preflight test; no test if it is not set",
@@ -111,6 +115,7 @@ EXIT_RECORD_FILES = {
     "packages.json": "Python packages of node 0, for `compare` and `reproduce`",
     "software.json": "versions on node 0, and the GPUs that its ranks see, for `report`",
     "usage-N.json": "CPU, memory and GPU of each rank of node N, kept after its end, for `watch`",
+    "checkpoints-N.json": "the newest checkpoint that node N copied to a bucket; why a copy failed",
     "written.json": "what the program wrote, as node 0 found it at the end",
 }
 
@@ -125,6 +130,9 @@ EXIT_RECORD_FIELDS = {
     "refused": "whether the connection was refused",
     "attempt": "restarts of the job before this attempt",
     "began": "seconds since 1970",
+    "error": "why the last copy failed; empty if it did not",
+    "location": "the prefix in S3",
+    "newest": "the last checkpoint that was copied or found there, or empty",
     "driver": "version of the GPUs' driver; empty without GPUs",
     "gpus": "names of the GPUs that the ranks of node 0 see",
     "packages": "by name: its version",

@@ -14,6 +14,7 @@ at the top of `sys.path`, where it could hide another module:
     launch.py --torchrun TORCHRUN_OPTIONS... python -S launch.py --rank PROGRAM ARGS...
     launch.py --preflight-ranks SOCKET
     launch.py --keep-outputs NODE
+    launch.py --keep-checkpoints NODE NODES
     launch.py --dump-stacks RUN_FOLDER FOLDER [--native] [--py-spy PATH]
     launch.py --enter RUN_FOLDER RANK -- [COMMAND ARGS...]
 
@@ -80,6 +81,10 @@ def main(argv: Sequence[str], environ: dict[str, str]) -> None:
         from deploykit_node import outputs
 
         outputs.keep(rest, environ)
+    elif program == "--keep-checkpoints":
+        from deploykit_node.restart import checkpoint_keeper
+
+        sys.exit(checkpoint_keeper.main(rest, environ))
     elif program == "--dump-stacks":
         from deploykit_node.observe import stacks
 

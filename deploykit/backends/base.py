@@ -453,16 +453,31 @@ def environment(  # noqa: PLR0913 - one keyword for each location of the contrac
 
 
 def in_folder(job: JobSpec, backend: str, run: str, folder: Path) -> dict[str, str]:
-    """`environment` for a backend whose nodes see the run's folder."""
-    return environment(
+    """`environment` for a backend whose nodes see the run's folder.
+
+    With a bucket for checkpoints, the nodes copy those of the run's folder there.
+    """
+    bucket, own = checkpoint_bucket(job), str(folder / "checkpoints")
+    variables = environment(
         job,
         backend=backend,
         run=run,
         output=job.output or str(folder / "output"),
-        checkpoints=job.checkpoints or str(folder / "checkpoints"),
+        checkpoints=own if bucket else job.checkpoints or own,
         data={name: channel.path for name, channel in job.data.items() if not channel.stage},
         folder=str(folder),
     )
+    if bucket:
+        variables["DEPLOYKIT_CHECKPOINT_BUCKET"] = bucket
+    if job.keep_checkpoints:
+        variables["DEPLOYKIT_KEEP_CHECKPOINTS"] = str(job.keep_checkpoints)
+    return dict(sorted(variables.items()))
+
+
+def checkpoint_bucket(job: JobSpec) -> str | None:
+    """The prefix in S3 of the job's checkpoints, if that is where they are."""
+    location = job.checkpoints or ""
+    return location if location.startswith("s3://") else None
 
 
 def staged(job: JobSpec) -> dict[str, InputChannel]:
@@ -510,7 +525,7 @@ def check_addresses(job: JobSpec, unusable: str, instead: str) -> Iterator[Probl
         name = path.removeprefix("data.")
         message, hint = unusable.format(location=location), instead.format(path=path)
         in_s3 = location.startswith("s3://")
-        if name in channels and in_s3:
+        if (name in channels and in_s3) or location == checkpoint_bucket(job):
             continue
         if name in channels:
             message, hint = f"{location} cannot be copied to the nodes", "a folder, or s3://"
@@ -551,6 +566,19 @@ def program(job: JobSpec) -> list[str]:
     if entry.module is not None:
         return ["-m", entry.module, *entry.args]
     return [entry.script or "", *entry.args]
+
+
+def check_checkpoint_bucket(job: JobSpec) -> Iterator[Problem]:
+    """Problems of a bucket for checkpoints where the launcher of each node copies them."""
+    location = checkpoint_bucket(job)
+    if location is None:
+        return
+    if not location.removeprefix("s3://").partition("/")[0]:
+        yield Problem("checkpoints", f"{location} names no bucket", "s3://BUCKET/PREFIX")
+    if job.resources.min_nodes is not None:
+        message = "cannot be in a bucket if the number of nodes may change"
+        hint = f"a folder that all nodes share, or nodes: {job.resources.nodes}"
+        yield Problem("checkpoints", message, hint)
 
 
 def check_ranks(job: JobSpec) -> Iterator[Problem]:

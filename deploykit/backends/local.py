@@ -15,15 +15,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 from deploykit.backends import base as backend
-from deploykit.backends import ranks
-from deploykit.backends.base import Start
+from deploykit.backends import checkpoints, ranks
+from deploykit.backends.base import RemoteFile, Start
 from deploykit.bundle import archive as bundles
 from deploykit.cost import cap
 from deploykit.cost.estimate import Estimate, for_machine
@@ -83,6 +83,7 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
         "{location} is not a folder on this machine",
         "set a folder, for example with --set {path}=FOLDER",
     )
+    yield from backend.check_checkpoint_bucket(job)
     python: str | None = _python(options)
     installed = environments.on_nodes(job)
     if job.environment is not None:
@@ -254,6 +255,20 @@ def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
 def logs_elsewhere(handle: Handle) -> bool:  # noqa: ARG001 - the contract
     """Never: the logs of a run on this machine are here."""
     return False
+
+
+def files(handle: Handle, part: str) -> Sequence[RemoteFile] | None:
+    """The checkpoints in a bucket; all else is on this machine; see `base.Capabilities.files`."""
+    bucket = checkpoints.location(handle) if part == "checkpoints" else None
+    return checkpoints.files(handle, bucket) if bucket else None
+
+
+def download(
+    handle: Handle, files: Sequence[RemoteFile], folder: Path, done: Callable[[int], None]
+) -> None:
+    """Copy checkpoints from their bucket; see `base.Capabilities.download`."""
+    if bucket := checkpoints.location(handle):
+        checkpoints.download(handle, bucket, files, folder, done)
 
 
 def cancel(handle: Handle) -> None:

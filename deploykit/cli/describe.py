@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,21 @@ def files_line(run: Run) -> str:
         parts.append(f"{units.plural(files.count, 'file')}, {units.size(files.bytes)}, in {where}")
         parent = folder.parent
     return "; ".join(parts) or "none"
+
+
+def copied_line(run: Run) -> str:
+    """The newest checkpoint in a bucket, and what went wrong; empty without a bucket."""
+    record = exit_records.copied(Path(run.folder))
+    if record is None:
+        return ""
+    warning = f"; warning: {record.error}" if record.error else ""
+    return f"{record.newest or 'no checkpoint yet'} in {record.location}{warning}"
+
+
+def copied_data(run: Run) -> dict[str, Any] | None:
+    """The same as JSON; None without a bucket."""
+    record = exit_records.copied(Path(run.folder))
+    return None if record is None else asdict(record)
 
 
 def written_lines(run: Run) -> Iterator[str]:

@@ -276,6 +276,7 @@ def run_data(run: Run) -> dict[str, Any]:
         "commit": run.revision,
         "cost": _cost_data(run),
         "written": _written(run) if _is_over(run) else None,
+        "checkpoints": _copied(run),
     }
 
 
@@ -295,6 +296,7 @@ def run_text(run: Run, diagnosis: str | None = None, progress: str = "") -> None
         ("at", progress),
         ("folder", run.folder),
         ("output", run.output),
+        ("saved", describe.copied_line(run)),
         ("logs", shell.command("deploykit", "logs", run.run) if run.handle else ""),
         ("cause", diagnosis),
     ):
@@ -322,7 +324,11 @@ def run_brief(run: Run, diagnosis: str | None = None) -> None:
         label, value = "handle", str(run.handle or f"{run.backend}://{run.target}, not confirmed")
     more = shell.command("deploykit", verb, run.run)
     remark = run.reason if succeeded and run.reason not in _USUAL_REASONS else ""
-    rows = (("reason", remark), (label, value), ("cost", _cost(run)), ("more", more))
+    saved = describe.copied_line(run)
+    rows = (
+        *(("reason", remark), (label, value)),
+        *(("saved", saved), ("cost", _cost(run)), ("more", more)),
+    )
     for name, text in rows:
         if text:
             say(f"  {name:<7} {text}")
@@ -332,6 +338,12 @@ def run_line(run: Run) -> None:
     """Print the state of a run, and its exit code."""
     code = f", exit code {run.exit_code}" if run.exit_code is not None else ""
     _write(sys.stdout, f"{_line(sys.stdout, run.run)}: {_state(run)}{code}\n")
+
+
+def _copied(run: Run) -> dict[str, Any] | None:
+    from deploykit.cli import describe
+
+    return describe.copied_data(run)
 
 
 def _written(run: Run) -> dict[str, Any] | None:

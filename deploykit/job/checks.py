@@ -209,12 +209,22 @@ def check_torch(job: JobSpec, python: Path) -> Iterator[Problem]:
 
 
 def check_boto3(job: JobSpec, python: Path) -> Iterator[Problem]:
-    """A warning if a node copies data from S3 and `python`, which runs the job, has no boto3."""
-    for name, channel in job.data.items():
-        if channel.stage and channel.path.startswith("s3://") and _lacks(job, python, "boto3"):
-            message = f"boto3 is not installed for {python}, which copies {channel.path}"
-            hint = f"{python} -m pip install boto3, or set `environment` to one that has it"
-            yield Problem(f"data.{name}", message, hint, severity="warning")
+    """Problems if a node copies data or checkpoints by boto3, and `python`, which runs the job, has
+    none: a warning for data, an error for checkpoints.
+    """
+    needed = {
+        f"data.{name}": f"which copies {channel.path}"
+        for name, channel in job.data.items()
+        if channel.stage and channel.path.startswith("s3://")
+    }
+    if (job.checkpoints or "").startswith("s3://"):
+        needed["checkpoints"] = f"which copies checkpoints to {job.checkpoints}"
+    if not needed or not _lacks(job, python, "boto3"):
+        return
+    hint = f"{python} -m pip install boto3, or set `environment` to one that has it"
+    for path, purpose in needed.items():
+        problem = Problem(path, f"boto3 is not installed for {python}, {purpose}", hint)
+        yield problem if path == "checkpoints" else problem._replace(severity="warning")
 
 
 def _lacks(job: JobSpec, python: Path, package: str) -> bool:

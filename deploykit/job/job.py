@@ -90,6 +90,7 @@ class Job(Mapping[str, Any]):
         data: Mapping[str, str | os.PathLike[str] | InputChannelKeys] | None = None,
         output: str | os.PathLike[str] | None = None,
         checkpoints: str | os.PathLike[str] | None = None,
+        keep_checkpoints: int | None = None,
         outputs: Sequence[str] | None = None,
         metrics: Mapping[str, str] | None = None,
         track: TrackKeys | None = None,

@@ -343,6 +343,15 @@ class JobSpec:
         ),
         NOT_EMPTY,
     ] = None
+    keep_checkpoints: Annotated[
+        int | None,
+        Help(
+            "How many of the newest complete checkpoints stay in `checkpoints`; older ones are "
+            "deleted while the job runs, whichever script wrote them. Default: all stay.",
+            example="3",
+        ),
+        Bounds(1, 1_000_000),
+    ] = None
     outputs: Annotated[
         tuple[Annotated[str, OUTPUT], ...],
         Help(

@@ -19,6 +19,7 @@ STOPPED = 75
 """Exit code of a trainer that stopped on request after saving a checkpoint, and can resume."""
 FIELDS: dict[str, dict[str, Any]] = {
     "attempt": {"attempt": int},
+    "checkpoints": {"location": str, "newest": str, "error": str},
     "node": {
         "exit_code": int,
         "reason": str,
@@ -138,6 +139,24 @@ def read(folder: Path) -> list[ExitRecord]:
         if (time := moment(record["finished"])) and 0 <= record["exit_code"] <= _MAX_CODE
     ]
     return sorted(ended, key=lambda record: (record.exit_code == 0, record.finished))
+
+
+@dataclass(frozen=True)
+class Copied:
+    """What the nodes have copied to a bucket, and why a copy failed; empty where none did."""
+
+    location: str
+    newest: str
+    error: str
+
+
+def copied(folder: Path) -> Copied | None:
+    """The checkpoints in a bucket; None where the run has none there."""
+    nodes = [record for _, record in numbered(folder, "checkpoints")]
+    if not nodes:
+        return None
+    error = next((record["error"] for record in nodes if record["error"]), "")
+    return Copied(nodes[0]["location"], nodes[0]["newest"], error)
 
 
 def processes(folder: Path) -> list[RankProcess]:

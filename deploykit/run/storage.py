@@ -246,6 +246,8 @@ def left_elsewhere(row: Run) -> list[tuple[str, str | None]]:
     output = Path(row.output)
     if output.is_absolute() and Path(row.folder) not in output.parents:
         locations.append((row.output, None))
+    if paths.is_address(checkpoints := row.job_data().get("checkpoints") or ""):
+        locations.append((checkpoints, None))
     return locations
 
 

@@ -57,18 +57,18 @@ class Bucket:
         config = botocore.config.Config(max_pool_connections=_AT_ONCE, retries=retries)
         self._client = boto3.client("s3", config=config)
 
-    def entries(self) -> list[Entry]:
-        """All objects, sorted by name, without the console's marks of empty folders."""
+    def entries(self, beginning: str = "") -> list[Entry]:
+        """The objects whose names begin so, sorted, without marks of empty folders."""
         pages = self._client.get_paginator("list_objects_v2")
-        entries = list[Entry]()
+        listed = list[Entry]()
         with self._errors("listed"):
-            for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix):
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix + beginning):
                 for each in page.get("Contents", ()):
                     name = each["Key"].removeprefix(self._prefix)
                     if name and not name.endswith("/"):
                         when, etag = each["LastModified"].timestamp(), each["ETag"].strip('"')
-                        entries.append(Entry(name, each["Size"], when, etag))
-        return sorted(entries)
+                        listed.append(Entry(name, each["Size"], when, etag))
+        return sorted(listed)
 
     def read(self, name: str) -> bytes | None:
         """The content of a small object; None if there is none."""

@@ -41,7 +41,7 @@ from deploykit_node.environment import Environ
 from deploykit_node.network import addresses, gathering, interfaces, rendezvous
 from deploykit_node.observe import hooks, nsys, stall, usage
 from deploykit_node.records import STOPPED, NodeExit
-from deploykit_node.restart import cap, membership
+from deploykit_node.restart import cap, checkpoint_keeper, membership
 from deploykit_node.restart.attempt import Attempt
 
 
@@ -78,6 +78,7 @@ def _run_node(argv: Sequence[str], env: Environ) -> int:
         records.clear(env, number, ranks=not elastic)
         here = cluster.find(env)
         number = here.node
+        checkpoint_keeper.choose_folder(env, here)
         attempt = Attempt(env, here)
         end = attempt.begin() or attempt.settle(_run_torchrun(words, env, here, attempt))
         if end.code:
@@ -111,9 +112,11 @@ def _run_torchrun(
     nsys.check(env)
     hooks.check_debugger(env)
     staging.run(env, here, elastic=words.elastic)
-    if words.elastic:
-        return membership.run(words, env, here, attempt, _run_group)
-    return _run_group(words, env, here, attempt)
+    with checkpoint_keeper.around(env, here, lambda: attempt.stop_signal is not None):
+        attempt.note_checkpoints()
+        if words.elastic:
+            return membership.run(words, env, here, attempt, _run_group)
+        return _run_group(words, env, here, attempt)
 
 
 def _run_group(

@@ -224,6 +224,16 @@ class StagingRecord(TypedDict):
     """Whether all nodes have all channels."""
 
 
+class CheckpointsRecord(TypedDict):
+    """``checkpoints-N.json``: what node N has copied to the bucket, and why a copy failed."""
+
+    attempt: int
+    time: str
+    location: str
+    newest: str
+    error: str
+
+
 SCHEMA: dict[str, type] = {
     "node-N.json": NodeRecord,
     "failed-A.R.json": RankRecord,
@@ -240,6 +250,7 @@ SCHEMA: dict[str, type] = {
     "software.json": SoftwareRecord,
     "packages.json": PackagesRecord,
     "written.json": WrittenRecord,
+    "checkpoints-N.json": CheckpointsRecord,
 }
 """Every kind of record, by the name of its file."""
 

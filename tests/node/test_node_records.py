@@ -19,7 +19,7 @@ from deploykit_node import node, outputs, packages, records, staging
 from deploykit_node.cluster import Cluster, Rank
 from deploykit_node.network import alive
 from deploykit_node.observe import processes, stall, usage
-from deploykit_node.restart import cap, slurm_job
+from deploykit_node.restart import cap, checkpoint_keeper, slurm_job
 from deploykit_node.restart.attempt import Attempt
 
 PAGE = Path(__file__).parents[2] / "docs/reference/node.md"
@@ -64,6 +64,13 @@ def written(env, tmp_path):
     packages.record(env)
     names += ("process-3", "staging-0", "stall-0", "unhealthy-2", "usage-0", "software")
     names += ("packages", "written")
+    keeper = checkpoint_keeper._Keeper(
+        env | {"DEPLOYKIT_CHECKPOINT_DIR": str(tmp_path), checkpoint_keeper.BUCKET: "s3://b/p"},
+        0,
+        1,
+    )
+    keeper._record()
+    names += ("checkpoints-0",)
     contents = [json.loads((tmp_path / records.FOLDER / f"{n}.json").read_text()) for n in names]
     return dict(zip(records.SCHEMA, contents, strict=True))
 

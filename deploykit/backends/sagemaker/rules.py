@@ -271,6 +271,9 @@ def _check_features(job: JobSpec, options: Options) -> Iterator[Problem]:
     if job.log_limit != backend.LOG_LIMIT:
         message = "is not enforced on SageMaker: CloudWatch stores all output, and AWS bills it"
         yield Problem("log_limit", message, severity="warning")
+    if job.keep_checkpoints is not None:
+        message = "is not applied on SageMaker, which copies all checkpoints to S3 itself"
+        yield Problem("keep_checkpoints", message, severity="warning")
 
 
 def _check_packages(job: JobSpec, options: Options) -> Iterator[Problem]:

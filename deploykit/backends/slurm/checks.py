@@ -91,6 +91,8 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     """Yield every problem that can be found without the cluster; reads a site profile if named."""
     yield from _check_home(options)
     yield from _check_locations(job, options)
+    yield from backend.check_checkpoint_bucket(job)
+    yield from _check_checkpoint_folder(job, options)
     yield from _check_python(job, options)
     yield from backend.check_ranks(job)
     yield from _check_values(options)
@@ -168,6 +170,21 @@ def _check_locations(job: JobSpec, options: Options) -> Iterator[Problem]:
         if Path(location).is_relative_to(job.source):
             message = f"{location} is in the source folder on this machine"
             yield Problem(path, message, f"the path on {options.host}", severity="warning")
+
+
+def _check_checkpoint_folder(job: JobSpec, options: Options) -> Iterator[Problem]:
+    folder, path = options.checkpoint_folder, "slurm.checkpoint_folder"
+    if folder is None:
+        return
+    if not folder.startswith(("/", "$")):
+        hint = "an absolute path, or one that begins with a variable of the nodes: $SLURM_TMPDIR"
+        yield Problem(path, f"{folder} is not an absolute path", hint)
+    if backend.checkpoint_bucket(job) is None:
+        message = "requires checkpoints in a bucket: other nodes cannot read a node's own folder"
+        yield Problem(path, message, "checkpoints: s3://BUCKET/PREFIX, or remove it")
+    if options.container is not None and folder.startswith("$"):
+        message = f"{folder} cannot be mounted in the container: its path is not known here"
+        yield Problem(path, message, "an absolute path")
 
 
 def _check_python(job: JobSpec, options: Options) -> Iterator[Problem]:

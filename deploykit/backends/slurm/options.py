@@ -149,6 +149,15 @@ class Options:
     restarts: Annotated[
         Restarts, Help("How often the job may be restarted, by reason. All 0: never.")
     ] = field(default_factory=Restarts)
+    checkpoint_folder: Annotated[
+        str | None,
+        Help(
+            "Folder of each node for checkpoints that go to a bucket, such as a local disk; may "
+            "name variables of the nodes. Default: the run's folder, which all nodes share.",
+            example="/scratch",
+        ),
+        NOT_EMPTY,
+    ] = None
     site: Annotated[
         str | None,
         Help(

@@ -25,6 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
 from deploykit.backends import base as backend
+from deploykit.backends import checkpoints
 from deploykit.backends.base import RemoteFile
 from deploykit.bundle import archive as bundles
 from deploykit.job.model import Handle, Plan
@@ -450,7 +451,9 @@ _LIST = r"find . -type f -printf '%s %T@ %p\0'"
 
 
 def files(handle: Handle, part: str) -> Sequence[RemoteFile] | None:
-    """The files of a run that was sent over ssh; see `base.Capabilities`."""
+    """The files of a run that was sent over ssh, or is in a bucket; see `base.Capabilities`."""
+    if part == "checkpoints" and (bucket := checkpoints.location(handle)):
+        return checkpoints.files(handle, bucket)
     remote = recorded_folder(Path(handle.folder))
     if remote is None:
         return None
@@ -476,8 +479,13 @@ def download(
     done: Callable[[int], None],
 ) -> None:
     """Copy files with rsync, which resumes half a file; without it, in one stream of tar."""
+    if not files:
+        return
+    if files[0].address.startswith("s3://"):
+        checkpoints.download(handle, checkpoints.location(handle) or "", files, folder, done)
+        return
     remote = recorded_folder(Path(handle.folder))
-    if remote is None or not files:
+    if remote is None:
         return
     root = files[0].address.removeprefix(f"{remote.host}:").removesuffix(f"/{files[0].name}")
     with tempfile.TemporaryFile() as names:

@@ -47,7 +47,10 @@ trap 'setup_failed $? "$BASH_COMMAND" ${#BASH_SOURCE[@]}' ERR"""
 
 _SRUN_OPTIONS = ("--unbuffered", "--export=ALL", "--kill-on-bad-exit=1")
 
-_OF_EACH_TASK = ("DEPLOYKIT_CHECKPOINT_DIR", "DEPLOYKIT_OUTPUT_DIR")
+_OF_EACH_TASK = (
+    *("DEPLOYKIT_CHECKPOINT_BUCKET", "DEPLOYKIT_CHECKPOINT_DIR", "DEPLOYKIT_CHECKPOINT_FOLDER"),
+    "DEPLOYKIT_OUTPUT_DIR",
+)
 """Variables with a folder for each task of an array."""
 
 _DEPENDENCIES = {"succeeded": "afterok", "failed": "afternotok", "ended": "afterany"}
@@ -222,6 +225,8 @@ def command(job: JobSpec, options: Options, run: str, folder: Path) -> str:
     """The shell commands below the directives."""
     environment = backend.in_folder(job, "slurm", run, folder)
     run_folder = environment.pop("DEPLOYKIT_RUN_DIR")
+    if options.checkpoint_folder:
+        environment["DEPLOYKIT_CHECKPOINT_FOLDER"] = options.checkpoint_folder
     if may_restart(options):
         environment["DEPLOYKIT_NOTICE"] = str(_notice(job, options))
         environment["DEPLOYKIT_RESTARTS"] = json.dumps(dataclasses.asdict(options.restarts))
@@ -302,16 +307,17 @@ def _srun(job: JobSpec, options: Options, folder: Path) -> list[str]:
     return [
         *flags,
         f"--container-image={container.image}",
-        f"--container-mounts={','.join(_mounts(job, container, folder))}",
+        f"--container-mounts={','.join(_mounts(job, options, container, folder))}",
         f"--container-workdir={folder}/source",
     ]
 
 
-def _mounts(job: JobSpec, container: Container, folder: Path) -> list[str]:
+def _mounts(job: JobSpec, options: Options, container: Container, folder: Path) -> list[str]:
     """``FOLDER:INSIDE`` for the folders of the run, the job file and the `slurm` section."""
     staged = [channel.stage_folder for channel in backend.staged(job).values()]
     locations = [path for path in backend.locations(job).values() if not paths.is_address(path)]
-    mounts = [str(folder), *locations, *filter(None, staged), *container.mounts]
+    own = filter(None, [*staged, options.checkpoint_folder])
+    mounts = [str(folder), *locations, *own, *container.mounts]
     return list(dict.fromkeys(path if ":" in path else f"{path}:{path}" for path in mounts))
 
 
@@ -356,7 +362,7 @@ def _launcher(job: JobSpec, options: Options, folder: Path) -> str:
     before = []
     if container is not None and container.runtime == "apptainer":
         gpus = ["--nv"] if job.resources.gpus_per_node else []
-        binds = f"--bind={','.join(_mounts(job, container, folder))}"
+        binds = f"--bind={','.join(_mounts(job, options, container, folder))}"
         directory = f"--pwd={folder}/source"
         before = ["apptainer", "exec", *gpus, binds, directory, container.image]
     text = " ".join([*map(shlex.quote, before), python, shlex.join(arguments)])

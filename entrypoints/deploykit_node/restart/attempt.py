@@ -112,6 +112,10 @@ class Attempt:
             why = slurm_job.cause(self._run, 0, log_sizes)
             slurm_job.record_restart(self._env, number, why or (REQUEST if ended else NODE_FAILURE))
 
+    def note_checkpoints(self) -> None:
+        """Note what was restored since; only what is written later shows the program's progress."""
+        self._at_start = checkpoints.snapshot(self._checkpoints)
+
     def regroup(self, group: Cluster) -> None:
         """From now on only the nodes of `group` train."""
         flag = self._decision(self._number)
@@ -297,7 +301,8 @@ class Attempt:
     def _how_to_resume(self) -> str:
         if not checkpoints.snapshot(self._checkpoints):
             return "there is no checkpoint to resume from"
-        return f"to resume, submit it again with --set checkpoints={self._checkpoints}"
+        location = self._env.get("DEPLOYKIT_CHECKPOINT_BUCKET") or self._checkpoints
+        return f"to resume, submit it again with --set checkpoints={location}"
 
     def _say(self, text: str) -> None:
         log.say(self._here.node, text)

@@ -21,9 +21,9 @@ Snapshot = Mapping[str, int]
 
 _SKEW = 5.0
 """Seconds by which two clocks may differ."""
-_METADATA = ".metadata"
-_UNFINISHED = re.compile(r"^\.|[._-](tmp|temp|part|partial|incomplete|writing)$")
-_CHECKPOINT = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".distcp", ".tar")
+METADATA = ".metadata"
+UNFINISHED = re.compile(r"^\.|[._-](tmp|temp|part|partial|incomplete|writing|saving)$")
+ENDINGS = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".distcp", ".tar")
 
 
 def snapshot(folder: str) -> Snapshot:
@@ -37,7 +37,7 @@ def snapshot(folder: str) -> Snapshot:
         return {}
     kept = outputs.files(Path(folder, KEPT))
     return modified | {
-        f"{KEPT}/{file.path}": file.modified for file in kept if file.path.endswith(_CHECKPOINT)
+        f"{KEPT}/{file.path}": file.modified for file in kept if file.path.endswith(ENDINGS)
     }
 
 
@@ -54,9 +54,9 @@ def newest(before: Snapshot, folder: str, since: float = 0.0) -> str | None:
 
 
 def _is_complete(entry: os.DirEntry[str]) -> bool:
-    if _UNFINISHED.search(entry.name) or entry.name == KEPT:
+    if UNFINISHED.search(entry.name) or entry.name == KEPT:
         return False
-    if not entry.is_dir() or Path(entry.path, _METADATA).exists():
+    if not entry.is_dir() or Path(entry.path, METADATA).exists():
         return True
     return next(Path(entry.path).glob("*.distcp"), None) is None
 
@@ -70,7 +70,7 @@ def _times(entry: os.DirEntry[str]) -> Iterator[int]:
     if not entry.is_dir():
         return
     try:
-        yield Path(entry.path, _METADATA).stat().st_mtime_ns  # the last of thousands of shards
+        yield Path(entry.path, METADATA).stat().st_mtime_ns  # the last of thousands of shards
     except FileNotFoundError:
         with os.scandir(entry.path) as inside:
             for file in inside:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from deploykit.backends import slurm
@@ -89,7 +91,7 @@ def test_extra_accepts_every_other_option(home):
 
 @pytest.mark.parametrize("path", ["output", "checkpoints"])
 def test_object_storage_is_refused(path):
-    location = "s3://bucket/x"
+    location = "gs://bucket/x" if path == "checkpoints" else "s3://bucket/x"
     problem = problems(job(**{path: location}))[path]
     assert location in problem.message
     assert f"--set {path}=FOLDER" in problem.hint
@@ -129,6 +131,32 @@ def test_a_container_needs_a_folder_of_the_node():
     mounts = script(chosen, image)
     assert ",/local:/local" in mounts
     assert "s3://bucket/x:" not in mounts
+
+
+def test_checkpoints_may_be_in_a_bucket():
+    saved = job(checkpoints="s3://bucket/x", keep_checkpoints=3)
+    options = Options(python=PYTHON, checkpoint_folder="$SLURM_TMPDIR")
+    assert problems(saved, options).keys() == {"slurm.python"}
+    text = script(saved, options)
+    assert "export DEPLOYKIT_CHECKPOINT_BUCKET=s3://bucket/x\n" in text
+    assert "export DEPLOYKIT_CHECKPOINT_FOLDER='$SLURM_TMPDIR'\n" in text
+    assert "export DEPLOYKIT_KEEP_CHECKPOINTS=3\n" in text
+    task = script(saved, dataclasses.replace(options, array=2))
+    assert 'DEPLOYKIT_CHECKPOINT_BUCKET=s3://bucket/x/"$SLURM_ARRAY_TASK_ID"' in task
+    container = Container("image", "apptainer")
+    text = script(saved, Options(container=container, checkpoint_folder="/scratch"))
+    assert "/scratch:/scratch" in text
+    assert "s3://bucket/x:" not in text
+
+
+def test_what_a_bucket_for_checkpoints_requires():
+    saved = job(checkpoints="s3://bucket/x", resources={"nodes": 4, "min_nodes": 2})
+    assert "may change" in problems(saved)["checkpoints"].message
+    assert "names no bucket" in problems(job(checkpoints="s3:///x"))["checkpoints"].message
+    folder = "slurm.checkpoint_folder"
+    assert "requires" in problems(options=Options(checkpoint_folder="/scratch"))[folder].message
+    own = problems(job(checkpoints="s3://b"), Options(checkpoint_folder="scratch"))[folder]
+    assert "not an absolute path" in own.message
 
 
 @pytest.mark.parametrize("name", ["per%cent", "back\\slash", "line\nend"])
