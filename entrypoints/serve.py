@@ -229,7 +229,8 @@ def main() -> None:
     try:
         listening = socket.create_server((options.host, options.port), backlog=2048)
     except OSError as error:
-        sys.exit(f"serve.py: error: port {options.port} of {options.host}: {error.strerror}")
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        sys.exit(f"serve.py: error: port {options.port} of {options.host}: {reason}")
     with contextlib.suppress(KeyboardInterrupt):
         sys.exit(asyncio.run(serve(options, listening)))
     sys.exit(INTERRUPTED)

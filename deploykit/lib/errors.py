@@ -123,9 +123,9 @@ class CannotWrite(DeploykitError):
 
 
 class CannotPackage(DeploykitError):
-    """The model of a run cannot be rebuilt. `sysexits.h` has no such code."""
+    """The model of a run cannot be rebuilt."""
 
-    exit_code = 82
+    exit_code = 72
     meaning = "`export`, `deploy`: the model cannot be rebuilt; nothing was written"
 
 
