@@ -40,9 +40,7 @@ from handler import JSON, Answer, Handler
 INTERRUPTED = 130
 CONNECTIONS = 1000
 """Open connections, above which further ones get 503."""
-LENGTH_DIGITS = 18
-"""Digits of a length that is worth reading."""
-GRACE = 20
+STOPPING = 20
 """Seconds for requests underway after SIGTERM."""
 _handler: Handler
 """In a replica: its model."""
@@ -196,7 +194,7 @@ class Service:
 async def read(request: Request, limit: int) -> bytes:
     """Read a body. Raises TooLargeError before more than `limit` bytes are read."""
     length = request.headers.get("content-length", "0")
-    if not length.isdecimal() or len(length) > LENGTH_DIGITS or int(length) > limit:
+    if not length.isdecimal() or int(length) > limit:
         raise TooLargeError
     body = bytearray()
     async for piece in request.stream():
@@ -256,7 +254,7 @@ async def serve(options: argparse.Namespace, listening: socket.socket) -> int:
             limit_concurrency=CONNECTIONS,
             log_level="warning",
             server_header=False,
-            timeout_graceful_shutdown=GRACE,
+            timeout_graceful_shutdown=STOPPING,
         )
         await uvicorn.Server(config).serve(sockets=[listening])
     except BrokenProcessPool:

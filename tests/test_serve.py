@@ -190,7 +190,7 @@ def test_too_large_bodies_are_refused_unread(serve):
     assert server.post(b" " * 998 + b"[]") == (200, 0)
     assert server.post(b" " * 999 + b"[]")[0] == 413
     head = b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
-    for length in (1001, 10**17, 10**30):
+    for length in (1001, 10**17):
         assert server.send(head % length) == 413
     chunked = b"POST /invocations HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     assert server.send(chunked + b"3e8\r\n" + b" " * 1000 + b"\r\n2\r\n[]\r\n0\r\n\r\n") == 413

@@ -169,6 +169,12 @@ def test_trainer_guide_runs(tmp_path):
     play((DOCS / "how-to/trainer.md").read_text(encoding="utf-8"), tmp_path)
 
 
+@pytest.mark.torch
+@needs("curl")
+def test_deploy_guide_runs(tmp_path):
+    play((DOCS / "how-to/deploy.md").read_text(encoding="utf-8"), tmp_path)
+
+
 @pytest.mark.timeout(900)
 def test_infra_guide_runs(tmp_path):
     play((DOCS / "how-to/infra.md").read_text(encoding="utf-8"), tmp_path)
