@@ -48,7 +48,7 @@ def write(checkpoint: Path, progress: Mapping[str, Any], output: Path, path: str
     weights = checkpointer.trained_weights(checkpoint)
     model: Any = skeleton(settings, Path.cwd() / path)
     if hasattr(model, "save_pretrained"):
-        model.save_pretrained(output, state_dict=weights)
+        model.save_pretrained(output, state_dict=dict(weights))  # which it empties
     else:
         write_weights(weights, output)
     description = {

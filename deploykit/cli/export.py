@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _report(prepared: Export, args: argparse.Namespace) -> None:
     checkpoint = prepared.checkpoint
-    name = checkpoint.name or checkpoint.part
+    name = checkpoint.label
     if args.json:
         data = {"run": prepared.row.run, "checkpoint": name, "to": prepared.to}
         files = [{"path": each.path, "bytes": each.file.size} for each in checkpoint.files]

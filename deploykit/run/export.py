@@ -78,6 +78,11 @@ class Checkpoint:
     """``trainer``, ``transformers``, or ``own`` for those that only `inference.py` can read."""
 
     @property
+    def label(self) -> str:
+        """Its name; ``output`` if it is not in a folder of its own there."""
+        return self.part if self.name == "." else self.name
+
+    @property
     def size(self) -> int:
         return sum(each.file.size for each in self.files)
 
@@ -275,7 +280,7 @@ def in_run_folder(
     export = prepare(
         row, str(folder / "new"), checkpoint=checkpoint, python=python, inference=inference
     )
-    name = export.checkpoint.name.replace("/", "-").strip(".") or export.checkpoint.part
+    name = export.checkpoint.label.replace("/", "-").lstrip(".")
     return replace(export, to=str(folder / name))
 
 
@@ -344,9 +349,9 @@ def _write_inference(export: Export, package: Path) -> None:
         chosen = paths.shipped("entrypoints") / INFERENCE
         needs = ["safetensors"]
     if chosen is None:
-        name = export.checkpoint.name
         raise CannotPackage(
-            f"{export.row.run} has no {INFERENCE} that loads {name}", hint=_NO_INFERENCE
+            f"{export.row.run} has no {INFERENCE} that loads {export.checkpoint.label}",
+            hint=_NO_INFERENCE,
         )
     if chosen != code / INFERENCE:
         shutil.copyfile(chosen, code / INFERENCE)
@@ -407,7 +412,7 @@ def _write_card(export: Export, package: Path, versions: Mapping[str, str]) -> N
         run=row.run,
         backend=row.backend,
         created=_time(row.created),
-        checkpoint=export.checkpoint.name or export.checkpoint.part,
+        checkpoint=export.checkpoint.label,
         commit=row.revision or "",
         changed=Path(row.folder, "uncommitted.diff").is_file(),
         bundle=row.bundle[:12],
@@ -442,7 +447,7 @@ def _write_manifest(export: Export, package: Path, versions: Mapping[str, str]) 
         "format": _FORMAT,
         "run": row.run,
         "backend": row.backend,
-        "checkpoint": export.checkpoint.name,
+        "checkpoint": export.checkpoint.label,
         "kind": export.checkpoint.kind,
         "commit": row.revision,
         "bundle": row.bundle,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -20,7 +21,7 @@ import deploykit
 import evaluate
 from deploykit.cli import main as cli
 from deploykit.job.model import State, Status
-from deploykit.run import registry
+from deploykit.run import export, registry
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("export")]
 
@@ -89,7 +90,15 @@ def home(tmp_path_factory):
         torch.save(torch.rand(64, 2) * 2 - 1, folder / "corners.pt")
         one = ("--processes-per-node", 1, "--wait", "--")
         run(digits, "submit", "--run", "own", *one, "--strategy", "single", *options)
+        shown = run(folder, "export", "digits", "--to", "model")
+    assert shown.startswith("model: step-00000034 of digits, loaded once to check it\n")
     return folder / "state"
+
+
+@pytest.fixture(scope="module")
+def model(home):
+    """The package of the run of the digits."""
+    return home.parent / "model"
 
 
 @pytest.fixture
@@ -102,16 +111,17 @@ def place(home, tmp_path, monkeypatch):
     return folder
 
 
-def serve(model, *options):
-    """The URL of a server of a model, and its process."""
+@contextlib.contextmanager
+def served(model, *options):
+    """The URL of a server of a model, which must end with 0 after SIGTERM."""
     argv = [sys.executable, "-m", "deploykit", "deploy", str(model), "--port", "0", "--json"]
-    process = subprocess.Popen(
-        [*argv, *options],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    return json.loads(process.stdout.readline())["url"], process
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([*argv, *options], env=env, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            yield json.loads(server.stdout.readline())["url"]
+        finally:
+            server.terminate()
+    assert server.returncode == 0
 
 
 def ask(url, body):
@@ -122,14 +132,12 @@ def ask(url, body):
         return json.load(answer)["outputs"]
 
 
-def test_a_served_model_answers_what_the_trained_one_computes(place, home):
+def test_a_served_model_answers_what_the_trained_one_computes(place, home, model):
     """Train on two ranks, export, deploy, ask by two clients, stop."""
-    assert run(place, "export", "digits", "--to", "model").startswith("model: step-00000034 of dig")
-    test, model, _ = evaluate.trained_model(home / "runs/digits/checkpoints")
+    test, trained, _ = evaluate.trained_model(home / "runs/digits/checkpoints")
     images = test.tensors[0][:5]
-    expected = model(images)
-    url, process = serve("model", "--replicas", "2")
-    try:
+    expected = trained(images).detach()
+    with served(model, "--replicas", "2") as url:
         body = json.dumps({"inputs": images.tolist()}).encode()
         torch.testing.assert_close(torch.tensor(ask(url, body)), expected)
         client = boto3.client(
@@ -144,19 +152,11 @@ def test_a_served_model_answers_what_the_trained_one_computes(place, home):
             client.invoke_endpoint(EndpointName="x", Body=wrong, ContentType="application/json")
         answer = client.invoke_endpoint(EndpointName="x", Body=body, ContentType="application/json")
         torch.testing.assert_close(torch.tensor(json.load(answer["Body"])["outputs"]), expected)
-    finally:
-        process.terminate()
-    assert process.wait(300) == 0
 
 
-def test_the_parts_of_a_package(place, home):
-    run(place, "export", "digits", "--to", "model")
-    manifest = json.loads((place / "model/manifest.json").read_text())
-    files = {
-        path.relative_to(place / "model").as_posix()
-        for path in (place / "model").rglob("*")
-        if path.is_file()
-    }
+def test_the_parts_of_a_package(model):
+    manifest = json.loads((model / "manifest.json").read_text())
+    files = {path.relative_to(model).as_posix() for path in model.rglob("*") if path.is_file()}
     assert set(manifest["files"]) == files - {"manifest.json"}
     assert {
         "model.safetensors",
@@ -165,31 +165,31 @@ def test_the_parts_of_a_package(place, home):
         "code/trainer/models.py",
     } <= files
     for name, (size, digest) in manifest["files"].items():
-        content = (place / "model" / name).read_bytes()
+        content = (model / name).read_bytes()
         assert (len(content), hashlib.sha256(content).hexdigest()) == (size, digest)
     assert (manifest["run"], manifest["checkpoint"]) == ("digits", "step-00000034")
-    card = (place / "model/README.md").read_text()
+    card = (model / "README.md").read_text()
     assert "| run | `digits` on local, submitted " in card
     assert f"torch {torch.__version__}" in card
     assert "| test_accuracy | 0." in card
-    assert (place / "model/code/requirements.txt").read_text() == "safetensors\n"
+    assert (model / "code/requirements.txt").read_text() == "safetensors\n"
 
 
-def test_an_archive_is_what_a_container_unpacks(place):
+@pytest.mark.slow
+def test_the_same_run_gives_the_same_archive(place, model):
     assert deploykit.get("digits").export("one.tar.gz") == "one.tar.gz"
-    run(place, "export", "digits", "--to", "two.tar.gz")
+    export.write_archive(model, place / "two.tar.gz")
     assert (place / "one.tar.gz").read_bytes() == (place / "two.tar.gz").read_bytes()
     with tarfile.open(place / "one.tar.gz") as archive:
         archive.extractall(place / "unpacked", filter="data")
-    assert (place / "unpacked/code/inference.py").is_file()
-    _, process = serve("unpacked")
-    process.terminate()
-    assert process.wait(300) == 0
+    for path in model.rglob("*"):
+        if path.is_file():
+            unpacked = place / "unpacked" / path.relative_to(model)
+            assert unpacked.read_bytes() == path.read_bytes()
 
 
-def test_sagemakers_toolkit_loads_a_package_as_its_container_does(place, home):
+def test_sagemakers_toolkit_loads_a_package_as_its_container_does(place, home, model):
     pytest.importorskip("sagemaker_inference", reason="optional: sagemaker-pytorch-inference")
-    run(place, "export", "digits", "--to", "model")
     program = """\
 import json, sys
 from types import SimpleNamespace
@@ -213,11 +213,11 @@ body = sys.stdin.buffer.read()
 (answer,) = service.handle([{"body": body}], context)
 print(json.dumps([context.status, context.kind, json.loads(answer)]))
 """
-    test, model, _ = evaluate.trained_model(home / "runs/digits/checkpoints")
+    test, trained, _ = evaluate.trained_model(home / "runs/digits/checkpoints")
     images = test.tensors[0][:3]
-    code = str(place / "model/code")
+    code = str(model / "code")
     done = subprocess.run(
-        [sys.executable, "-c", program, str(place / "model")],
+        [sys.executable, "-c", program, str(model)],
         input=json.dumps({"inputs": images.tolist()}),
         env={**os.environ, "PYTHONPATH": f"{code}:{os.environ.get('PYTHONPATH', '')}"},
         cwd=place,
@@ -228,9 +228,10 @@ print(json.dumps([context.status, context.kind, json.loads(answer)]))
     assert done.returncode == 0, done.stderr
     status, kind, answer = json.loads(done.stdout.splitlines()[-1])
     assert (status, kind) == (200, "application/json")
-    torch.testing.assert_close(torch.tensor(answer["outputs"]), model(images))
+    torch.testing.assert_close(torch.tensor(answer["outputs"]), trained(images).detach())
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_chosen_by_its_step_or_as_the_best(place):
     assert "step-00000017 (" in run(place, "export", "digits", "--checkpoint", 17, "--dry-run")
     best = run(place, "export", "digits", "--checkpoint", "best", "--dry-run", "--json")
@@ -242,16 +243,14 @@ def test_a_checkpoint_is_chosen_by_its_step_or_as_the_best(place):
     assert list(place.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_task_of_ones_own(place, home):
     run(place, "export", "own", "--to", "model")
-    url, process = serve("model")
-    try:
+    with served("model") as url:
         assert torch.tensor(ask(url, b"[[0.1, 0.2]]")).shape == (1, 2)
-    finally:
-        process.terminate()
-        process.wait(300)
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_rebuilt_leaves_nothing(place, home):
     """Without the data, unless the task's module has a function for the model alone."""
     data, away = home.parent / "corners.pt", home.parent / "away.pt"
@@ -267,6 +266,7 @@ def test_a_model_that_cannot_be_rebuilt_leaves_nothing(place, home):
     assert json.loads((place / "model/model.json").read_text())["inputs"] is None
 
 
+@pytest.mark.slow
 def test_a_script_of_ones_own_with_the_inference_that_init_writes(place):
     run(place, "init")
     run(
@@ -287,16 +287,13 @@ def test_a_script_of_ones_own_with_the_inference_that_init_writes(place):
     assert not (place / "model").exists()
     run(place, "init", "--inference")
     run(place, "export", "script", "--to", "model", "--inference", "inference.py")
-    url, process = serve("model")
-    try:
+    with served("model") as url:
         inside, outside = ask(url, b'{"inputs": [[0, 0], [1, 1]]}')
-    finally:
-        process.terminate()
-        process.wait(300)
     assert inside[1] > 0.5 > outside[1]
     run(place, "rm", "script")
 
 
+@pytest.mark.slow
 def test_a_package_in_s3(place, aws):
     """`aws` is a moto server; the archive, the card and the manifest, once."""
     boto3.client("s3", "us-east-1").create_bucket(Bucket="models")
