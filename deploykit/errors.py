@@ -2,6 +2,7 @@
 
 from deploykit.lib.errors import (
     BackendUnavailable,
+    CannotPackage,
     CannotWrite,
     ConfigError,
     DeploykitError,
@@ -22,6 +23,7 @@ from deploykit.lib.errors import (
 
 __all__ = [
     "BackendUnavailable",
+    "CannotPackage",
     "CannotWrite",
     "ConfigError",
     "DeploykitError",

@@ -12,22 +12,17 @@ Face. Requires the package safetensors.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
 from torch.export import Dim
 
 from evaluate import Trained, command_line, load, trained_model
 from trainer.checkpoint import checkpointer
-from trainer.pretrained import INDEX, SINGLE
+from trainer.pretrained import write_weights
 
 MAX_BATCH = 4096
 """Samples that the exported program takes at once."""
-MAX_FILE = 5 * 2**30
-"""Bytes of weights in a file."""
 
 
 def main() -> None:
@@ -61,35 +56,6 @@ def export_model(output: Path, trained: Trained) -> str:
     (output / "model.json").write_text(json.dumps(description, indent=1) + "\n")
     size = (output / "model.pt2").stat().st_size / 1024
     return f"{output}: {settings['task']}, step {progress['step']}, model.pt2 of {size:.0f} KiB"
-
-
-def write_weights(
-    weights: Mapping[str, Tensor], folder: Path, max_bytes: int = MAX_FILE
-) -> list[Path]:
-    """Write named tensors to files of at most `max_bytes`, or one tensor, and return the files.
-
-    Several files have an index, ``model.safetensors.index.json``, as those of Hugging Face.
-    """
-    parts: list[dict[str, Tensor]] = [{}]
-    size = 0
-    for name, tensor in weights.items():
-        if parts[-1] and size + tensor.nbytes > max_bytes:
-            parts.append({})
-            size = 0
-        parts[-1][name] = tensor.contiguous()
-        size += tensor.nbytes
-    count = len(parts)
-    names = [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
-    paths = [folder / name for name in (names if count > 1 else [SINGLE])]
-    for part, path in zip(parts, paths, strict=True):
-        save_file(part, path, {"format": "pt"})
-    if count == 1:
-        return paths
-    table = {name: path.name for part, path in zip(parts, paths, strict=True) for name in part}
-    total = sum(tensor.nbytes for tensor in weights.values())
-    index = {"metadata": {"total_size": total}, "weight_map": table}
-    (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n")
-    return [*paths, folder / INDEX]
 
 
 if __name__ == "__main__":

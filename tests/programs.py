@@ -25,6 +25,7 @@ PACKAGES = {
     "sysctl": ("network namespaces", "procps"),
     "unshare": ("network namespaces", "util-linux"),
     "shellcheck": ("shellcheck", "shellcheck"),
+    "curl": ("the guide to deploy", "curl"),
     "gcc": ("a C library", "gcc"),
     "man": ("the manual page", "man-db"),
     "zsh": ("completion in zsh", "zsh"),

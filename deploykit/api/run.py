@@ -16,7 +16,7 @@ from deploykit.lib.errors import JobMissing, NeverStarts, TimedOut, UsageError
 from deploykit.observe.metrics.points import Point
 from deploykit.observe.metrics.progress import Progress
 from deploykit.run import diagnosis as run_diagnosis
-from deploykit.run import lifecycle, log_selection, rerun
+from deploykit.run import export, lifecycle, log_selection, rerun
 from deploykit.run import state as run_state
 from deploykit.run import tracking as run_tracking
 from deploykit.run.diagnosis import RunDiagnosis
@@ -211,6 +211,29 @@ class Run:
         """
         with rerun.reproduce(self._row, run, backend, new_launcher=new_launcher) as same:
             return Run(same.submit(), same.prepared.warnings)
+
+    def export(
+        self,
+        to: str | Path,
+        *,
+        checkpoint: int | str | None = None,
+        inference: str | Path | None = None,
+        python: str | None = None,
+    ) -> str:
+        """Package the run's model, and return `to`: a new folder, a .tar.gz file, or s3://.
+
+        `checkpoint` is a step or ``best``; the default is the last one. `inference` is an
+        inference.py of yours, `python` the Python with torch that loads the model.
+        Raises NotFound without a checkpoint, CannotPackage if the model cannot be rebuilt.
+        """
+        export.prepare(
+            self._row,
+            str(to),
+            checkpoint=None if checkpoint is None else str(checkpoint),
+            inference=None if inference is None else Path(inference),
+            python=python,
+        ).write()
+        return str(to)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Run) and other.id == self.id

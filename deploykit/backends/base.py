@@ -66,6 +66,23 @@ _BUILT_IN = ("local", "slurm", "sagemaker")
 _GROUP = "deploykit.backends"
 
 
+class Serving(NamedTuple):
+    """How a package is served over HTTP."""
+
+    host: str
+    port: int
+    replicas: int
+    """Processes, each with the model."""
+    device: str | None
+    max_body: int
+    """Bytes of a request."""
+    concurrency: int
+    """Requests underway at once, above which others are refused."""
+    timeout: float
+    """Seconds for a body to arrive, for a replica to become idle, and for the answer."""
+    python: str
+
+
 class Backend(Protocol):
     """Seven functions and four facts. `deploykit/backends/local.py` is the one to read first."""
 
@@ -340,6 +357,9 @@ class Capabilities(Backend, Protocol):
         Raises as `files`.
         """
 
+    def serve(self, package: Path, serving: Serving) -> Sequence[str]:
+        """The command line that serves a package until it receives SIGTERM. Starts nothing."""
+
     def transfer_price(self, size: int) -> str:
         """Describe the cost of downloading `size` bytes in one sentence. Offline."""
 
@@ -365,6 +385,7 @@ REQUESTED = {
     "dump": "dump",
     "enter": "shell",
     "files": "fetch",
+    "serve": "deploy",
 }
 """Capabilities that users know, with the names that ``deploykit backends`` lists."""
 

@@ -23,7 +23,7 @@ from typing import Annotated
 
 from deploykit.backends import base as backend
 from deploykit.backends import checkpoints, ranks
-from deploykit.backends.base import RemoteFile, Start
+from deploykit.backends.base import RemoteFile, Serving, Start
 from deploykit.bundle import archive as bundles
 from deploykit.cost import cap
 from deploykit.cost.estimate import Estimate, for_machine
@@ -313,6 +313,22 @@ def examine(
     if save:
         doctor.save(facts, save)
     yield from doctor.findings(job, facts)
+
+
+def serve(package: Path, serving: Serving) -> Sequence[str]:
+    """The server of this machine, a program of the node plane; see `base.Capabilities.serve`."""
+    options = {
+        "host": serving.host,
+        "port": serving.port,
+        "replicas": serving.replicas,
+        "device": serving.device or "",
+        "max-body": serving.max_body,
+        "concurrency": serving.concurrency,
+        "timeout": serving.timeout,
+    }
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    program = paths.shipped("entrypoints") / "serve.py"
+    return [serving.python, str(program), str(package), *words]
 
 
 def bills(options: Options) -> bool:

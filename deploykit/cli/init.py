@@ -5,6 +5,7 @@ Never overwrites a file. On a terminal it may ask which script, and where to run
 deploykit init                       # job.yaml, for the script that looks like the trainer
 deploykit init evaluate.py           # job.yaml, for this script
 deploykit init --trainer             # your model with any strategy: the reference trainer, a task
+deploykit init --inference           # inference.py, which serves the model of your script
 deploykit init --full all.yaml       # every key, with a comment for each
 """
 
@@ -45,6 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help=f"write the reference trainer and {starter.TASK}, where your model and data go",
     )
+    kinds.add_argument(
+        "--inference",
+        action="store_true",
+        help=f"write {starter.INFERENCE}, which answers requests with the model of your script",
+    )
     kinds.add_argument("--schema", action="store_true", help=f"write {_SCHEMA} instead")
 
 
@@ -52,11 +58,14 @@ def run(args: argparse.Namespace) -> int:
     sections = {name: backend.find(name).Options for name in backend.names()}
     if args.schema:
         return _write(args, args.file or Path(_SCHEMA), _schema_text(sections))
+    if args.inference:
+        path = args.file or Path(starter.INFERENCE)
+        return _write(args, path, starter.inference(), "fill it in, then `deploykit export`")
     if args.full:
         path = args.file or Path("job.yaml")
-        return _write(
-            args, path, schema.commented(sections), shell.command("deploykit", "check", path)
-        )
+        command = shell.command("deploykit", "check", path)
+        following = f"set entrypoint.script, then `{command}`"
+        return _write(args, path, schema.commented(sections), following)
     return _with_trainer(args, sections) if args.trainer else _start(args, sections)
 
 
@@ -67,7 +76,7 @@ def _write(args: argparse.Namespace, path: Path, text: str, following: str | Non
         return 0
     output.say(f"wrote {path}")
     if following:
-        output.say(f"next: set entrypoint.script, then `{following}`")
+        output.say(f"next: {following}")
     return 0
 
 

@@ -53,6 +53,8 @@ GROUPS = {
         "attach": "track a job submitted elsewhere",
         "wait": "wait for a run, and exit with its exit code",
         "cancel": "stop runs",
+        "export": "package a run's model: weights, code, model card",
+        "deploy": "serve a packaged model over HTTP",
     },
     "Look": {
         "status": "show the state of runs, and the reason",

@@ -29,6 +29,8 @@ TRAINER = "train.py"
 """The trainer that `init` writes if there is no script."""
 TASK = "task.py"
 """The task that `init` writes beside the reference trainer."""
+INFERENCE = "inference.py"
+"""What `init` writes to serve the model of a script."""
 TASK_ARGS = ("--task", "task:task")
 """Arguments of the reference trainer that run that task."""
 _MAX_SCRIPTS = 500
@@ -302,6 +304,11 @@ def reference_trainer() -> dict[str, str]:
     return {TASK: task.read_text(encoding="utf-8")} | {
         file.relative_to(here).as_posix(): file.read_text(encoding="utf-8") for file in files
     }
+
+
+def inference() -> str:
+    """The text of an `inference.py` for the trainer that `init` writes."""
+    return (paths.shipped("templates") / INFERENCE).read_text(encoding="utf-8")
 
 
 def trainer() -> str:

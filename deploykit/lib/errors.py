@@ -122,6 +122,13 @@ class CannotWrite(DeploykitError):
     meaning = "a file cannot be written (disk full, read-only)"
 
 
+class CannotPackage(DeploykitError):
+    """The model of a run cannot be rebuilt."""
+
+    exit_code = 72
+    meaning = "`export`, `deploy`: the model cannot be rebuilt; nothing was written"
+
+
 class OutputLost(CannotWrite):
     """Standard output or standard error cannot be written, and the pipe is not closed."""
 

@@ -61,12 +61,7 @@ def prepare(
             f"{row.run} has no record of its job: {job} does not exist",
             hint="submit its job file again; attached runs have no record",
         )
-    archive = bundle.kept(row.bundle)
-    if archive is None:
-        raise NotFound(
-            f"the source that {row.run} sent is no longer in {paths.bundles()}",
-            hint="submit its job file again, with the current source",
-        )
+    archive = kept_source(row)
     with tempfile.TemporaryDirectory(dir=paths.private_folder(paths.bundles())) as scratch:
         source = Path(scratch, "source")
         bundle.unpack(archive, source)
@@ -79,6 +74,17 @@ def prepare(
                 raise JobFileError(what, error.problems, hint=UPGRADE) from error
             raise
         yield prepared
+
+
+def kept_source(row: Run) -> Path:
+    """The archive of the source that a run sent. Raises NotFound if it was not kept."""
+    archive = bundle.kept(row.bundle)
+    if archive is None:
+        raise NotFound(
+            f"the source that {row.run} sent is no longer in {paths.bundles()}",
+            hint="submit its job file again, with the current source",
+        )
+    return archive
 
 
 def _is_newer(job: Path, problems: Sequence[Problem]) -> bool:

@@ -1,4 +1,4 @@
-"""First weights from safetensors files, such as those of a model of Hugging Face.
+"""Weights in safetensors files, such as those of a model of Hugging Face: read, and written.
 
 A file is read tensor by tensor, and each rank keeps its part: no rank ever holds the whole model.
 Nothing in a file can run.
@@ -7,11 +7,11 @@ Nothing in a file can run.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trainer.errors import ConfigError
 from trainer.parallel import shards
@@ -19,6 +19,8 @@ from trainer.parallel import shards
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 """Of a model in one file, and in several."""
+MAX_FILE = 5 * 2**30
+"""Bytes of weights in a file that is written."""
 SHOWN = 3
 """Names in an error message."""
 Source = Callable[[str], str | None]
@@ -79,6 +81,37 @@ class Pretrained:
             if source in self._files:
                 weights = self._files[source].get_tensor(source)
                 shards.copy_part(tensor, weights.to(tensor.dtype))
+
+
+def write_weights(
+    weights: Mapping[str, Tensor], folder: Path, max_bytes: int = MAX_FILE
+) -> list[Path]:
+    """Write named tensors to files of at most `max_bytes`, or one tensor, and return the files.
+
+    Several files have an index, ``model.safetensors.index.json``, as those of Hugging Face.
+    """
+    from safetensors.torch import save_file
+
+    parts: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in weights.items():
+        if parts[-1] and size + tensor.nbytes > max_bytes:
+            parts.append({})
+            size = 0
+        parts[-1][name] = tensor.contiguous()
+        size += tensor.nbytes
+    count = len(parts)
+    names = [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+    paths = [folder / name for name in (names if count > 1 else [SINGLE])]
+    for part, path in zip(parts, paths, strict=True):
+        save_file(part, path, {"format": "pt"})
+    if count == 1:
+        return paths
+    table = {name: path.name for part, path in zip(parts, paths, strict=True) for name in part}
+    total = sum(tensor.nbytes for tensor in weights.values())
+    index = {"metadata": {"total_size": total}, "weight_map": table}
+    (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n")
+    return [*paths, folder / INDEX]
 
 
 def _files(path: Path) -> list[Path]:

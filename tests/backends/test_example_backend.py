@@ -152,7 +152,7 @@ def test_every_verb_is_tried_here_or_needs_no_backend():
         *("submit", "status", "list", "logs", "wait", "diagnose", "cancel", "backends", "check"),
         *("compare", "config", "cost", "doctor", "guide", "init", "attach", "exec", "shell"),
         *("report", "reproduce", "rerun", "disk", "dump", "prune", "rm", "sweep", "sync"),
-        *("fetch", "metrics", "profile", "watch", "when"),
+        *("deploy", "export", "fetch", "metrics", "profile", "watch", "when"),
     }
     assert set(cli.VERBS) - tried == {"advise", "completion", "infra", "nodes"}
 

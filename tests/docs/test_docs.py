@@ -182,6 +182,12 @@ def test_the_script_of_the_environments_guide_runs(tmp_path, team_index, team_wh
     play((DOCS / "how-to/environments.md").read_text(encoding="utf-8"), folder)
 
 
+@pytest.mark.torch
+@needs("curl")
+def test_deploy_guide_runs(tmp_path):
+    play((DOCS / "how-to/deploy.md").read_text(encoding="utf-8"), tmp_path)
+
+
 @pytest.mark.timeout(900)
 def test_infra_guide_runs(tmp_path):
     play((DOCS / "how-to/infra.md").read_text(encoding="utf-8"), tmp_path)

@@ -1,0 +1,92 @@
+"""Package the model of a run: weights, code and a description, ready to be served.
+
+The package is a folder as SageMaker's containers expect one: safetensors, `code/inference.py` with
+its four functions, `code/requirements.txt`, a model card and a manifest. The model is loaded once,
+without the training data, before the package gets its name. Models of the reference trainer and of
+`save_pretrained` need no code; for other scripts `deploykit init --inference` writes the start.
+
+deploykit export exp-1 --to model                      the last checkpoint
+deploykit export exp-1 --checkpoint best --to model
+deploykit export exp-1 --to s3://bucket/models/exp-1   model.tar.gz, card and manifest
+deploykit export exp-1 --to model.tar.gz
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from deploykit.cli import output
+from deploykit.cli.progress_bar import watching
+from deploykit.lib import shell, units
+from deploykit.run import export, registry
+from deploykit.run.export import Export
+
+SHARED = ("run",)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--to",
+        metavar="LOCATION",
+        help="a new folder, a .tar.gz file, or an s3:// prefix (default: ./RUN-model)",
+    )
+    add_choice(parser)
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show what would be packaged, and by which Python"
+    )
+
+
+def add_choice(parser: argparse.ArgumentParser) -> None:
+    """Declare what chooses the model of a run."""
+    parser.add_argument(
+        "--checkpoint",
+        metavar="STEP|best",
+        help="the checkpoint (default: the last, or the best of a run that --patience stopped)",
+    )
+    parser.add_argument(
+        "--inference",
+        type=Path,
+        metavar="FILE",
+        help="inference.py to use (default: that of the run's source, else deploykit's)",
+    )
+    parser.add_argument(
+        "--python",
+        metavar="PYTHON",
+        help="Python with torch that loads the model (default: the run's, if it is here)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    row = registry.get(args.run)
+    prepared = export.prepare(
+        row,
+        args.to or f"{row.run}-model",
+        checkpoint=args.checkpoint,
+        python=args.python,
+        inference=args.inference,
+    )
+    if not args.dry_run:
+        with watching():
+            prepared.write()
+    _report(prepared, args)
+    return 0
+
+
+def _report(prepared: Export, args: argparse.Namespace) -> None:
+    checkpoint = prepared.checkpoint
+    name = checkpoint.label
+    if args.json:
+        data = {"run": prepared.row.run, "checkpoint": name, "to": prepared.to}
+        files = [{"path": each.path, "bytes": each.file.size} for each in checkpoint.files]
+        output.emit({**data, "python": prepared.python, "files": files})
+        return
+    size = units.size(checkpoint.size)
+    if args.dry_run:
+        output.say(*(f"{units.size(each.file.size):>10}  {each.path}" for each in checkpoint.files))
+        output.say(f"would package {name} ({size}) with the source of {prepared.row.run}")
+        output.say(f"would write {prepared.to}, with {prepared.python}")
+        return
+    output.say(f"{prepared.to}: {name} of {prepared.row.run}, loaded once to check it")
+    if not prepared.to.startswith("s3://") and not prepared.to.endswith(".tar.gz"):
+        output.note(f"serve it: {shell.command('deploykit', 'deploy', Path(prepared.to))}")

@@ -1,0 +1,336 @@
+"""`deploykit export` and `deploykit deploy`: from a trained model to answers over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import urllib.request
+from pathlib import Path
+
+import boto3
+import pytest
+import torch
+
+import deploykit
+import evaluate
+from deploykit.cli import main as cli
+from deploykit.job.model import State, Status
+from deploykit.run import export, registry
+
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("export")]
+
+ROOT = Path(__file__).parents[2]
+TASK = """\
+from pathlib import Path
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from trainer.task import Task
+
+DATA = Path({folder!r})
+
+def network():
+    return nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
+
+def task(options):
+    corners = torch.load(DATA / "corners.pt")
+    labels = (corners.norm(dim=1) < 0.8).long()
+    return Task(network, training=TensorDataset(corners, labels))
+
+if (DATA / "alone").exists():
+    def build_model(options):
+        return network()
+"""
+
+
+def run(folder, *words, code=0):
+    """A command in a process of its own; what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "deploykit", *map(str, words)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A state folder with a run of the digits on two ranks, sharded, and one of a task."""
+    folder = tmp_path_factory.mktemp("models")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DEPLOYKIT_HOME", str(folder / "state"))
+        digits = folder / "digits"
+        digits.mkdir()
+        run(digits, "init", "--trainer")
+        options = ("--epochs", "2", "--no-tensorboard", "--lr", "0.02")
+        two = ("--processes-per-node", 2, "--wait", "--")
+        run(
+            digits,
+            "submit",
+            "--run",
+            "digits",
+            *two,
+            "--task",
+            "digits",
+            "--strategy",
+            "fsdp",
+            *options,
+        )
+        (digits / "task.py").write_text(TASK.format(folder=str(folder)))
+        torch.save(torch.rand(64, 2) * 2 - 1, folder / "corners.pt")
+        one = ("--processes-per-node", 1, "--wait", "--")
+        run(digits, "submit", "--run", "own", *one, "--strategy", "single", *options)
+        shown = run(folder, "export", "digits", "--to", "model")
+    assert shown.startswith("model: step-00000034 of digits, loaded once to check it\n")
+    return folder / "state"
+
+
+@pytest.fixture(scope="module")
+def model(home):
+    """The package of the run of the digits."""
+    return home.parent / "model"
+
+
+@pytest.fixture
+def place(home, tmp_path, monkeypatch):
+    """An empty folder, and the runs."""
+    monkeypatch.setenv("DEPLOYKIT_HOME", str(home))
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@contextlib.contextmanager
+def served(model, *options):
+    """The URL of a server of a model, which must end with 0 after SIGTERM."""
+    argv = [sys.executable, "-m", "deploykit", "deploy", str(model), "--port", "0", "--json"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([*argv, *options], env=env, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            yield json.loads(server.stdout.readline())["url"]
+        finally:
+            server.terminate()
+    assert server.returncode == 0
+
+
+def ask(url, body):
+    """The outputs of a request by the standard library."""
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(f"{url}/invocations", body, headers)
+    with urllib.request.urlopen(request, timeout=300) as answer:
+        return json.load(answer)["outputs"]
+
+
+def test_a_served_model_answers_what_the_trained_one_computes(place, home, model):
+    """Train on two ranks, export, deploy, ask by two clients, stop."""
+    test, trained, _ = evaluate.trained_model(home / "runs/digits/checkpoints")
+    images = test.tensors[0][:5]
+    expected = trained(images).detach()
+    with served(model, "--replicas", "2") as url:
+        body = json.dumps({"inputs": images.tolist()}).encode()
+        torch.testing.assert_close(torch.tensor(ask(url, body)), expected)
+        client = boto3.client(
+            "sagemaker-runtime",
+            endpoint_url=url,
+            region_name="us-east-1",
+            aws_access_key_id="a",
+            aws_secret_access_key="b",
+        )
+        wrong = json.dumps({"inputs": [[1, 2]]})
+        with pytest.raises(client.exceptions.ClientError, match="400"):
+            client.invoke_endpoint(EndpointName="x", Body=wrong, ContentType="application/json")
+        answer = client.invoke_endpoint(EndpointName="x", Body=body, ContentType="application/json")
+        torch.testing.assert_close(torch.tensor(json.load(answer["Body"])["outputs"]), expected)
+
+
+def test_the_parts_of_a_package(model):
+    manifest = json.loads((model / "manifest.json").read_text())
+    files = {path.relative_to(model).as_posix() for path in model.rglob("*") if path.is_file()}
+    assert set(manifest["files"]) == files - {"manifest.json"}
+    assert {
+        "model.safetensors",
+        "README.md",
+        "code/inference.py",
+        "code/trainer/models.py",
+    } <= files
+    for name, (size, digest) in manifest["files"].items():
+        content = (model / name).read_bytes()
+        assert (len(content), hashlib.sha256(content).hexdigest()) == (size, digest)
+    assert (manifest["run"], manifest["checkpoint"]) == ("digits", "step-00000034")
+    card = (model / "README.md").read_text()
+    assert "| run | `digits` on local, submitted " in card
+    assert f"torch {torch.__version__}" in card
+    assert "| test_accuracy | 0." in card
+    assert (model / "code/requirements.txt").read_text() == "safetensors\n"
+
+
+@pytest.mark.slow
+def test_the_same_run_gives_the_same_archive(place, model):
+    assert deploykit.get("digits").export("one.tar.gz") == "one.tar.gz"
+    export.write_archive(model, place / "two.tar.gz")
+    assert (place / "one.tar.gz").read_bytes() == (place / "two.tar.gz").read_bytes()
+    with tarfile.open(place / "one.tar.gz") as archive:
+        archive.extractall(place / "unpacked", filter="data")
+    for path in model.rglob("*"):
+        if path.is_file():
+            unpacked = place / "unpacked" / path.relative_to(model)
+            assert unpacked.read_bytes() == path.read_bytes()
+
+
+def test_sagemakers_toolkit_loads_a_package_as_its_container_does(place, home, model):
+    pytest.importorskip("sagemaker_inference", reason="optional: sagemaker-pytorch-inference")
+    program = """\
+import json, sys
+from types import SimpleNamespace
+from sagemaker_pytorch_serving_container.handler_service import HandlerService
+
+class Request:
+    def get_request_properties(self):
+        return {"Content-Type": "application/json", "Accept": "application/json"}
+
+class Context(SimpleNamespace):
+    def set_response_content_type(self, _, kind):
+        self.kind = kind
+    def set_response_status(self, code, phrase, *_):
+        self.status = code
+
+context = Context(system_properties={"model_dir": sys.argv[1]}, request_processor=[Request()])
+context.status = 200
+service = HandlerService()
+service.initialize(context)
+body = sys.stdin.buffer.read()
+(answer,) = service.handle([{"body": body}], context)
+print(json.dumps([context.status, context.kind, json.loads(answer)]))
+"""
+    test, trained, _ = evaluate.trained_model(home / "runs/digits/checkpoints")
+    images = test.tensors[0][:3]
+    code = str(model / "code")
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(model)],
+        input=json.dumps({"inputs": images.tolist()}),
+        env={**os.environ, "PYTHONPATH": f"{code}:{os.environ.get('PYTHONPATH', '')}"},
+        cwd=place,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    status, kind, answer = json.loads(done.stdout.splitlines()[-1])
+    assert (status, kind) == (200, "application/json")
+    torch.testing.assert_close(torch.tensor(answer["outputs"]), trained(images).detach())
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_chosen_by_its_step_or_as_the_best(place):
+    assert "step-00000017 (" in run(place, "export", "digits", "--checkpoint", 17, "--dry-run")
+    best = run(place, "export", "digits", "--checkpoint", "best", "--dry-run", "--json")
+    assert json.loads(best)["checkpoint"] in {"step-00000017", "step-00000034"}
+    shown = run(place, "export", "digits", "--checkpoint", 5, code=66)
+    assert shown == "error: digits has no checkpoint 5\n  checkpoints: 17, 34\n"
+    assert "no best checkpoint" in run(place, "export", "own", "--checkpoint", "best", code=66)
+    assert "expected a step" in run(place, "export", "digits", "--checkpoint", "x", code=64)
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_task_of_ones_own(place, home):
+    run(place, "export", "own", "--to", "model")
+    with served("model") as url:
+        assert torch.tensor(ask(url, b"[[0.1, 0.2]]")).shape == (1, 2)
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_be_rebuilt_leaves_nothing(place, home):
+    """Without the data, unless the task's module has a function for the model alone."""
+    data, away = home.parent / "corners.pt", home.parent / "away.pt"
+    data.rename(away)
+    try:
+        with pytest.raises(deploykit.errors.CannotPackage, match=r"cannot be rebuilt: .*corners"):
+            deploykit.get("own").export("model")
+        assert list(place.iterdir()) == []
+        (home.parent / "alone").touch()
+        deploykit.get("own").export("model")
+    finally:
+        away.rename(data)
+    assert json.loads((place / "model/model.json").read_text())["inputs"] is None
+
+
+@pytest.mark.slow
+def test_a_script_of_ones_own_with_the_inference_that_init_writes(place):
+    run(place, "init")
+    run(
+        place,
+        "submit",
+        "--run",
+        "script",
+        "--processes-per-node",
+        1,
+        "--wait",
+        "--",
+        "--epochs",
+        "1",
+    )
+    shown = run(place, "export", "script", "--to", "model", code=72)
+    assert "script has no inference.py that loads last.pt" in shown
+    assert "deploykit init --inference" in shown
+    assert not (place / "model").exists()
+    run(place, "init", "--inference")
+    run(place, "export", "script", "--to", "model", "--inference", "inference.py")
+    with served("model") as url:
+        inside, outside = ask(url, b'{"inputs": [[0, 0], [1, 1]]}')
+    assert inside[1] > 0.5 > outside[1]
+    run(place, "rm", "script")
+
+
+@pytest.mark.slow
+def test_a_package_in_s3(place, aws):
+    """`aws` is a moto server; the archive, the card and the manifest, once."""
+    boto3.client("s3", "us-east-1").create_bucket(Bucket="models")
+    run(place, "export", "digits", "--to", "s3://models/a/digits")
+    listed = boto3.client("s3", "us-east-1").list_objects_v2(Bucket="models")["Contents"]
+    names = {each["Key"] for each in listed}
+    assert names == {f"a/digits/{name}" for name in ("model.tar.gz", "README.md", "manifest.json")}
+    shown = run(place, "export", "digits", "--to", "s3://models/a/digits", code=64)
+    assert "s3://models/a/digits already has a package" in shown
+
+
+def test_what_cannot_be_packaged_is_a_sentence(place, project, capsys):
+    """`project` has the test's own state folder again."""
+
+    def error(*words):
+        capsys.readouterr()
+        code = cli.main([*words, "--json"])
+        return code, json.loads(capsys.readouterr().out)["error"]["message"]
+
+    assert error("export", "nothing") == (66, "no run matches 'nothing'")
+    (project / "folder").mkdir()
+    assert error("export", "digits", "--to", "folder") == (64, "folder already exists")
+    assert error("export", "digits", "--to", "gs://x/y")[0] == 64
+    assert error("deploy", "folder") == (66, "folder is not a package: it has no manifest.json")
+    assert error("deploy", "digits", "--backend", "slurm")[0] == 64
+    folder = project / "run"
+    (folder / "checkpoints").mkdir(parents=True)
+    row = registry.get("digits")._replace(run="empty", folder=str(folder), id=None)
+    shutil.copy(Path(registry.get("digits").folder, "job.json"), folder)
+    registry.add(row)
+    registry.confirm("empty", "empty", Status(State.SUCCEEDED))
+    code, message = error("export", "empty")
+    assert (code, message) == (66, "empty has no checkpoint, and no folder model/ in its results")
+    (folder / "checkpoints/step-00000017").mkdir()
+    (folder / "checkpoints/step-00000017/whole.json").write_text("{")
+    code, message = error("export", "empty")
+    assert code == 72
+    assert message.startswith("checkpoint step-00000017 of empty is damaged: whole.json")
+    registry.remove("empty")
+    assert not list(project.glob("*model*"))
