@@ -65,10 +65,10 @@ def model_trainer(
 ) -> Any:
     """Return a job's `ModelTrainer`, of version 3 of the SDK; `train()` sends its request.
 
-    `job`, `overrides`, `run` and `yes` are those of `estimator`. `sagemaker_session` is a session of the
-    SDK, such as a `PipelineSession` for a step of a pipeline; default: one for the job's region and
-    bucket. `train()` uploads the source and the data first. The job is not added to deploykit's list of runs:
-    monitor it with the trainer, or with `deploykit attach`.
+    `job`, `overrides`, `run` and `yes` are those of `estimator`. `sagemaker_session` is a session
+    of the SDK, such as a `PipelineSession` for a step of a pipeline; default: one for the job's
+    region and bucket. `train()` uploads the source and the data first. The job is not added to
+    deploykit's list of runs: monitor it with the trainer, or with `deploykit attach`.
 
     The request is that of the dry run, with these differences, which version 3 makes necessary:
 
@@ -80,8 +80,8 @@ def model_trainer(
     - `EnableSageMakerMetricsTimeSeries` is missing.
 
     Raises JobFileError with every problem of the job, among them what version 3 cannot express:
-    mpirun and SMDDP, `image_entrypoint` and `request`; BackendUnavailable if the SDK is not installed;
-    and UsageError for much data without `yes`.
+    mpirun and SMDDP, `image_entrypoint` and `request`; BackendUnavailable if the SDK is not
+    installed; and UsageError for much data without `yes`.
     """
     sdk3.require()
     plan = lifecycle.prepare(source(job), overrides, "sagemaker", run).plan

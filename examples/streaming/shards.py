@@ -1,4 +1,5 @@
 """Write 2048 small images to a bucket as shards of 128: for WebDataset, and for LitData.
+
 Usage: python shards.py s3://my-bucket/images
 """
 

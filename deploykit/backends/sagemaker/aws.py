@@ -118,7 +118,7 @@ def account(region: str, credentials: Credentials = ENVIRONMENT) -> str:
     return str(identity.get("Account", ""))
 
 
-def client(
+def client(  # noqa: PLR0913 - settings of a connection
     service: str,
     region: str,
     credentials: Credentials = ENVIRONMENT,
