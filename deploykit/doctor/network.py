@@ -312,7 +312,7 @@ def parse(job: Requirements, answers: Answers) -> Network:
             id=raw["SubnetId"],
             vpc=raw["VpcId"],
             zone=raw["AvailabilityZone"],
-            block=IPv4Network(raw["CidrBlock"]),
+            block=_block(raw["CidrBlock"]),
             free=raw["AvailableIpAddressCount"],
         )
         for raw in listed("describe-subnets", "Subnets")
@@ -340,8 +340,13 @@ def parse(job: Requirements, answers: Answers) -> Network:
         endpoints=tuple(map(_endpoint, listed("describe-vpc-endpoints", "VpcEndpoints"))),
         nats={nat.id: nat for nat in nats},
         s3_prefix_list=s3["PrefixListId"] if s3 else "",
-        s3_blocks=tuple(map(IPv4Network, s3.get("Cidrs", ()))) if s3 else (),
+        s3_blocks=tuple(map(_block, s3.get("Cidrs", ()))) if s3 else (),
     )
+
+
+def _block(text: Any) -> IPv4Network:
+    """A CIDR block. Raises ValueError; of a number, ipaddress itself would make an address."""
+    return IPv4Network(str(text))
 
 
 def document(policy: Any) -> Mapping[str, Any]:
@@ -358,7 +363,7 @@ def _vpc(answers: Answers, raw: Any) -> Vpc:
     blocks = [item["CidrBlock"] for item in raw.get("CidrBlockAssociationSet", ())]
     return Vpc(
         id=raw["VpcId"],
-        blocks=tuple(map(IPv4Network, blocks or [raw["CidrBlock"]])),
+        blocks=tuple(map(_block, blocks or [raw["CidrBlock"]])),
         tenancy=raw.get("InstanceTenancy", "default"),
         dns_support=attribute("enableDnsSupport"),
         dns_hostnames=attribute("enableDnsHostnames"),
@@ -397,7 +402,7 @@ def _entries(raw: Any, *, outbound: bool) -> Iterator[AclEntry]:
                 protocol=protocol,
                 low=low,
                 high=high,
-                block=IPv4Network(entry["CidrBlock"]),
+                block=_block(entry["CidrBlock"]),
             )
 
 
