@@ -23,7 +23,7 @@ test: $(VENV)/.dev
 
 # Every feature, in some forty minutes on two cores.
 test-all: $(VENV)/.dev .venv-sagemaker/.ready .venv-sagemaker3/.ready .venv-aws/.ready .venv-pcluster/.ready \
-    .venv-docs/.ready .venv-trackers/.ready
+    .venv-docs/.ready .venv-trackers/.ready .venv-streaming/.ready
 	$(BIN)/python -m pytest $(SELECT)
 
 lint: $(VENV)/.dev
@@ -97,6 +97,7 @@ $(VENV)/.dev: $(VENV)/.train
 FOLDER.sagemaker := tests/backends/sagemaker/launcher
 FOLDER.trackers := tests/observe/trackers
 FOLDER.frameworks := tests/frameworks
+FOLDER.streaming := tests/examples/streaming
 # Apart: the AWS CLI and ParallelCluster pin their own botocore.
 REQUIREMENTS.aws := tests/doctor/requirements.txt
 REQUIREMENTS.pcluster := tests/doctor/infra/requirements.txt
@@ -108,7 +109,7 @@ REQUIREMENTS.audit := tests/audit/requirements.txt
 REQUIREMENTS.torchx := benchmarks/torchx.txt
 
 .SECONDEXPANSION:
-.venv-sagemaker/.ready .venv-trackers/.ready .venv-frameworks/.ready: .venv-%/.ready: \
+.venv-sagemaker/.ready .venv-trackers/.ready .venv-frameworks/.ready .venv-streaming/.ready: .venv-%/.ready: \
     $(VENV)/.dev $$(FOLDER.$$*)/environment.sh $$(FOLDER.$$*)/requirements.txt
 	sh $(FOLDER.$*)/environment.sh .venv-$*
 	touch $@
