@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 
-from deploykit.cli import output
+from deploykit.cli import describe, output
 from deploykit.run import lifecycle
 from deploykit.run import state as run_state
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     row = run_state.attach(args.run, lifecycle.chosen(args.backend), args.target)
     if args.json:
-        output.emit(output.run_data(row))
+        output.emit(describe.run_data(row))
     else:
-        output.run_brief(row)
+        describe.run_brief(row)
     return 0

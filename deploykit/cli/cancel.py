@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 
-from deploykit.cli import output
+from deploykit.cli import describe, output
 from deploykit.lib.errors import DeploykitError
 from deploykit.run import registry
 from deploykit.run import state as run_state
@@ -28,11 +28,11 @@ def run(args: argparse.Namespace) -> int:
         except DeploykitError as error:
             errors.append(error)
     if args.json and stopped:
-        data = [output.run_data(row) for row in stopped]
+        data = [describe.run_data(row) for row in stopped]
         output.emit(data[0] if len(rows) == 1 else data)
     elif not args.json:
         for row in stopped:
-            output.run_brief(row)
+            describe.run_brief(row)
     if errors:
         for other in errors[1:]:
             output.error(other, as_json=False)

@@ -142,7 +142,7 @@ def data(one: Comparison) -> dict[str, Any]:
 
 def _run(facts: RunFacts) -> dict[str, Any]:
     own = {"restarts": facts.restarts, "problems": facts.problems}
-    return {**output.run_data(facts.row), **own}
+    return {**describe.run_data(facts.row), **own}
 
 
 def _metric(row: MetricRow, names: list[str]) -> dict[str, Any]:

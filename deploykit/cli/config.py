@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         [[one.key, one.value or "-", _from(one)] for one in settings],
     )
     if not exists:
-        output.note(f"there is no {path}; `deploykit config --init` writes one to fill in")
+        output.note(f"{path} does not exist; `deploykit config --init` writes one to fill in")
     return 0
 
 

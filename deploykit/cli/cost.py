@@ -103,6 +103,6 @@ def _show_cap(limit: money.Money, estimate: Estimate) -> None:
     if limit.currency != estimate.currency:
         output.say(f"max_cost is in {limit.currency}, but the prices are in {estimate.currency}")
     elif cap.exceeds(limit, estimate):
-        output.say(f"max_cost: the job may cost more than {limit}: `submit` refuses it")
+        output.say(f"max_cost: the job may cost more than {limit}: `submit` would refuse it")
     else:
         output.say(f"max_cost: the job cannot cost more than {limit}")

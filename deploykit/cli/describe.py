@@ -7,17 +7,20 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deploykit.backends import base as backend
+from deploykit.cli import output
 from deploykit.cost import prices
 from deploykit.cost.prices import Spent
 from deploykit.job.model import State
-from deploykit.lib import quoting, units
+from deploykit.lib import quoting, shell, units
 from deploykit.observe import exit_records, logfiles
-from deploykit.observe.metrics.progress import Progress
 from deploykit.run import budgets
 from deploykit.run.registry import Run, now
+
+if TYPE_CHECKING:
+    from deploykit.observe.metrics.progress import Progress
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 FILLED, EMPTY = "━", "─"
@@ -258,3 +261,101 @@ def _listed(where: str, files: exit_records.Files) -> Iterator[str]:
     yield f"{where}: {units.plural(files.count, 'file')}, {units.size(files.bytes)}"
     for path, size in files.largest[:_NAMED]:
         yield f"  {units.size(size):>8}  {path if path.isprintable() else ascii(path)}"
+
+
+_USUAL_REASONS = {"every rank exited with code 0", "completed"}
+"""Of a run that succeeded: they say nothing more."""
+
+
+def run_data(run: Run) -> dict[str, Any]:
+    """A run as JSON. Times are ISO 8601 in UTC; null where the target has not told them."""
+    started, seconds = run.started, run.seconds(now())
+    return {
+        "run": run.run,
+        "name": run.name,
+        "backend": run.backend,
+        "handle": str(run.handle) if run.handle else None,
+        "state": run.state,
+        "native": run.native,
+        "reason": run.reason,
+        "exit_code": run.exit_code,
+        "final": State(run.state).final,
+        "created": output.when(run.created),
+        "started": started and output.when(started),
+        "finished": run.finished and output.when(run.finished),
+        "queue_seconds": started and round(max(0.0, started - run.created), 3),
+        "duration_seconds": seconds if seconds is None else round(seconds, 3),
+        "folder": run.folder,
+        "output": run.output,
+        "bundle": run.bundle,
+        "commit": run.revision,
+        "cost": cost_data(run),
+        "written": written_data(run) if _is_over(run) else None,
+        "checkpoints": copied_data(run),
+    }
+
+
+def run_text(run: Run, diagnosis: str | None = None, progress: str = "") -> None:
+    """Print all that is known of a run; `diagnosis` is the cause of its failure, if known.
+
+    `progress` is how far it is, if known.
+    """
+    output.run_line(run)
+    for label, value in (
+        ("reason", run.reason),
+        ("handle", str(run.handle or f"{run.backend}://{run.target}, not confirmed")),
+        *_times(run),
+        ("cost", cost(run)),
+        ("at", progress),
+        ("folder", run.folder),
+        ("output", run.output),
+        ("saved", copied_line(run)),
+        ("logs", shell.command("deploykit", "logs", run.run) if run.handle else ""),
+        ("cause", diagnosis),
+    ):
+        if value:
+            output.say(f"  {label:<7} {value}")
+    if _is_over(run):
+        for number, text in enumerate(written_lines(run)):
+            output.say(f"  {'' if number else 'files':<7} {text}")
+
+
+def run_brief(run: Run, diagnosis: str | None = None) -> None:
+    """Print what matters once a command has sent, stopped or awaited a run, and how to see more."""
+    output.run_line(run)
+    verb, succeeded = "status", run.state == State.SUCCEEDED.value
+    if succeeded:
+        line = files_line(run)
+        label, value = ("files", line) if line else ("output", run.output)
+    elif diagnosis:
+        verb, label, value = "diagnose", "cause", diagnosis
+    elif run.reason:
+        label, value = "reason", run.reason
+    else:
+        label, value = "handle", str(run.handle or f"{run.backend}://{run.target}, not confirmed")
+    more = shell.command("deploykit", verb, run.run)
+    remark = run.reason if succeeded and run.reason not in _USUAL_REASONS else ""
+    rows = (
+        *(("reason", remark), (label, value)),
+        *(("saved", copied_line(run)), ("cost", cost(run)), ("more", more)),
+    )
+    for name, text in rows:
+        if text:
+            output.say(f"  {name:<7} {text}")
+
+
+def _is_over(run: Run) -> bool:
+    """Whether a run has ended after it was sent."""
+    return State(run.state).final and run.id is not None
+
+
+def _times(run: Run) -> Iterator[tuple[str, str]]:
+    """When a run was sent, when it started and ended, and how long it took."""
+    at, seconds = now(), run.seconds(now())
+    yield "sent", f"{output.when(run.created)}, {units.span(at - run.created)} ago"
+    if run.started is not None and seconds is not None:
+        running = "" if run.finished else f", running for {units.span(seconds)}"
+        yield "started", f"{output.when(run.started)}{running}"
+    if run.finished is not None and State(run.state).final:
+        after = f", after {units.span(seconds)}" if seconds else ""
+        yield "ended", f"{output.when(run.finished)}{after}"

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     search = Search(_states(args.state or []), args.name)
     rows = run_state.search(search, args.limit)
     if args.json:
-        output.emit([output.run_data(row) for row in rows])
+        output.emit([describe.run_data(row) for row in rows])
     elif rows:
         cost = ["cost"] if args.cost else []
         output.table(

@@ -16,15 +16,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from io import TextIOWrapper
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from deploykit.backends import base as backend
 from deploykit.job.decode import encodable
 from deploykit.job.model import LogLine, Problem, State
 from deploykit.lib import shell, terminal, units
 from deploykit.lib.errors import DeploykitError, OutputLost
-from deploykit.run.registry import Run, now
+from deploykit.run.registry import Run
 
 if TYPE_CHECKING:
     from deploykit.observe.folding import Folding
@@ -40,8 +38,6 @@ STATE_COLORS = {
     State.UNSENT.value: "red",
     State.BLOCKED.value: "red",
 }
-_USUAL_REASONS = {"every rank exited with code 0", "completed"}
-"""Of a run that succeeded: they say nothing more."""
 _SGR = {"red": 31, "green": 32, "yellow": 33, "magenta": 35, "cyan": 36}
 """The numbers of colors in SGR (ECMA-48, 8.3.117)."""
 _MARK = re.compile(r" *(error|warning):")
@@ -252,130 +248,10 @@ def _taken(columns: list[_Column]) -> int:
     return sum(2 + width for _, width, _ in columns)
 
 
-def run_data(run: Run) -> dict[str, Any]:
-    """A run as JSON. Times are ISO 8601 in UTC; null where the target has not told them."""
-    started, seconds = run.started, run.seconds(now())
-    return {
-        "run": run.run,
-        "name": run.name,
-        "backend": run.backend,
-        "handle": str(run.handle) if run.handle else None,
-        "state": run.state,
-        "native": run.native,
-        "reason": run.reason,
-        "exit_code": run.exit_code,
-        "final": State(run.state).final,
-        "created": when(run.created),
-        "started": started and when(started),
-        "finished": run.finished and when(run.finished),
-        "queue_seconds": started and round(max(0.0, started - run.created), 3),
-        "duration_seconds": seconds if seconds is None else round(seconds, 3),
-        "folder": run.folder,
-        "output": run.output,
-        "bundle": run.bundle,
-        "commit": run.revision,
-        "cost": _cost_data(run),
-        "written": _written(run) if _is_over(run) else None,
-        "checkpoints": _copied(run),
-    }
-
-
-def run_text(run: Run, diagnosis: str | None = None, progress: str = "") -> None:
-    """Print all that is known of a run; `diagnosis` is the cause of its failure, if known.
-
-    `progress` is how far it is, if known.
-    """
-    from deploykit.cli import describe
-
-    run_line(run)
-    for label, value in (
-        ("reason", run.reason),
-        ("handle", str(run.handle or f"{run.backend}://{run.target}, not confirmed")),
-        *_times(run),
-        ("cost", _cost(run)),
-        ("at", progress),
-        ("folder", run.folder),
-        ("output", run.output),
-        ("saved", describe.copied_line(run)),
-        ("logs", shell.command("deploykit", "logs", run.run) if run.handle else ""),
-        ("cause", diagnosis),
-    ):
-        if value:
-            say(f"  {label:<7} {value}")
-    if _is_over(run):
-        for number, text in enumerate(describe.written_lines(run)):
-            say(f"  {'' if number else 'files':<7} {text}")
-
-
-def run_brief(run: Run, diagnosis: str | None = None) -> None:
-    """Print what matters once a command has sent, stopped or awaited a run, and how to see more."""
-    from deploykit.cli import describe
-
-    run_line(run)
-    verb, succeeded = "status", run.state == State.SUCCEEDED.value
-    if succeeded:
-        line = describe.files_line(run)
-        label, value = ("files", line) if line else ("output", run.output)
-    elif diagnosis:
-        verb, label, value = "diagnose", "cause", diagnosis
-    elif run.reason:
-        label, value = "reason", run.reason
-    else:
-        label, value = "handle", str(run.handle or f"{run.backend}://{run.target}, not confirmed")
-    more = shell.command("deploykit", verb, run.run)
-    remark = run.reason if succeeded and run.reason not in _USUAL_REASONS else ""
-    saved = describe.copied_line(run)
-    rows = (
-        *(("reason", remark), (label, value)),
-        *(("saved", saved), ("cost", _cost(run)), ("more", more)),
-    )
-    for name, text in rows:
-        if text:
-            say(f"  {name:<7} {text}")
-
-
 def run_line(run: Run) -> None:
     """Print the state of a run, and its exit code."""
     code = f", exit code {run.exit_code}" if run.exit_code is not None else ""
     _write(sys.stdout, f"{_line(sys.stdout, run.run)}: {_state(run)}{code}\n")
-
-
-def _copied(run: Run) -> dict[str, Any] | None:
-    from deploykit.cli import describe
-
-    return describe.copied_data(run)
-
-
-def _written(run: Run) -> dict[str, Any] | None:
-    from deploykit.cli import describe
-
-    return describe.written_data(run)
-
-
-def _cost(run: Run) -> str:
-    from deploykit.cli import describe
-
-    if not _is_priced(run):
-        return ""
-    return describe.cost(run)
-
-
-def _cost_data(run: Run) -> dict[str, Any] | None:
-    from deploykit.cli import describe
-
-    if not _is_priced(run):
-        return None
-    return describe.cost_data(run)
-
-
-def _is_priced(run: Run) -> bool:
-    """Whether a run that was sent at a price has run."""
-    return (run.started or run.billed) is not None and Path(run.folder, backend.PRICE).exists()
-
-
-def _is_over(run: Run) -> bool:
-    """Whether a run has ended after it was sent."""
-    return State(run.state).final and run.id is not None
 
 
 def when(seconds: float) -> str:
@@ -391,17 +267,6 @@ def _state(run: Run) -> str:
 def _colored(out: TextIO, text: str, color: str) -> str:
     colored = out.isatty() and terminal.has_colors()
     return f"\x1b[{_SGR[color]}m{text}\x1b[0m" if colored else text
-
-
-def _times(run: Run) -> Iterator[tuple[str, str]]:
-    """When a run was sent, when it started and ended, and how long it took."""
-    at, seconds = now(), run.seconds(now())
-    yield "sent", f"{when(run.created)}, {units.span(at - run.created)} ago"
-    if run.started is not None and seconds is not None:
-        running = "" if run.finished else f", running for {units.span(seconds)}"
-        yield "started", f"{when(run.started)}{running}"
-    if run.finished is not None and State(run.state).final:
-        yield "ended", f"{when(run.finished)}{f', after {units.span(seconds)}' if seconds else ''}"
 
 
 def _lines(out: TextIO, texts: Iterable[str]) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 
-from deploykit.cli import output, submit, wait
+from deploykit.cli import describe, output, submit, wait
 from deploykit.run import lifecycle, registry, rerun
 from deploykit.run.registry import Run
 
@@ -39,7 +39,7 @@ def shown(new: Run, args: argparse.Namespace) -> int:
     if args.wait:
         return wait.follow(new, as_json=args.json, timeout=None)
     if args.json:
-        output.emit(output.run_data(new))
+        output.emit(describe.run_data(new))
     else:
-        output.run_brief(new)
+        describe.run_brief(new)
     return 0

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
         output.emit([_data(row) for row in rows])
         return 0
     for row in rows:
-        output.run_text(row, run_diagnosis.brief(row), _progress(row))
+        describe.run_text(row, run_diagnosis.brief(row), _progress(row))
         tasks = _tasks(row)
         for number, (status, count) in enumerate(tasks[:_MAX_TASKS]):
             code = f", exit code {status.exit_code}" if status.exit_code is not None else ""
@@ -73,7 +73,7 @@ def _data(row: Run) -> dict[str, Any]:
         }
         for number, (status, count) in enumerate(_tasks(row))
     ]
-    return {**output.run_data(row), **({"tasks": tasks} if tasks else {})}
+    return {**describe.run_data(row), **({"tasks": tasks} if tasks else {})}
 
 
 def _progress(row: Run) -> str:

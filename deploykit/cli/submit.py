@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deploykit.backends import base as backend
-from deploykit.cli import arguments, output
+from deploykit.cli import arguments, describe, output
 from deploykit.cost import cap
 from deploykit.job import script as script_job
 from deploykit.job.checks import DEBUGGER
@@ -110,9 +110,9 @@ def run(args: argparse.Namespace) -> int:
         row = lifecycle.submit(prepared.plan, yes=yes)
     if not args.wait:
         if args.json:
-            output.emit(output.run_data(row))
+            output.emit(describe.run_data(row))
         else:
-            output.run_brief(row)
+            describe.run_brief(row)
             output.note(f"source: {_files(prepared)}")
         return 0
     output.note(f"{row.run}: submitted as {row.handle}; its folder is {row.folder}")

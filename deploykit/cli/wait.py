@@ -181,11 +181,11 @@ def _print_logs(row: Run, *, aside: bool, state: Callable[[], str]) -> None:
 
 def _finish(rows: Sequence[Run], *, as_json: bool) -> int:
     if as_json:
-        data = [output.run_data(row) for row in rows]
+        data = [describe.run_data(row) for row in rows]
         output.emit(data if len(data) > 1 else data[0])
     else:
         for row in rows:
-            output.run_brief(row, run_diagnosis.brief(row))
+            describe.run_brief(row, run_diagnosis.brief(row))
     return next(filter(None, map(_code, rows)), 0)
 
 

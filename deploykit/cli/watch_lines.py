@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from deploykit.cli import describe, output
+from deploykit.cli import describe
 from deploykit.job.model import State
 from deploykit.lib import units
 from deploykit.observe.metrics.progress import Progress
@@ -160,7 +160,7 @@ def _below(views: Sequence[View]) -> Iterator[str]:
 def data(view: View) -> dict[str, Any]:
     """One run as JSON: what `status --json` has, and what is known of its inside."""
     return {
-        **output.run_data(view.row),
+        **describe.run_data(view.row),
         "progress": describe.data(view.progress),
         "loss_curve": [describe.number(value) for value in view.progress.curve],
         "attempt": view.attempt,

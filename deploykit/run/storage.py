@@ -199,7 +199,7 @@ def refuse_unfinished(
             resume = shell.command("deploykit", "sweep", "resume", sweep)
             whole = shell.command("deploykit", "rm", sweep)
             hint = f"`{resume}` continues it; `{whole}` removes the whole sweep"
-            message = f"{run} is a trial of the sweep {sweep}, which has not ended"
+            message = f"{run} is a trial of the unfinished sweep {sweep}"
             problems.append(Problem("", message, hint))
     if problems:
         raise UsageError("only runs that have ended can be removed", problems=problems)

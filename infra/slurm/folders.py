@@ -25,7 +25,7 @@ def check(folder: Path) -> None:
     info = folder.lstat()
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
         raise UntrustedFolder(
-            f"{folder} is a link, a file or belongs to another user: choose a folder of your own"
+            f"{folder} is a link or a file, or belongs to another user: choose a folder of your own"
         )
     if info.st_mode & _WRITE and any(folder.iterdir()):
         raise UntrustedFolder(

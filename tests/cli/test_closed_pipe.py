@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from deploykit.cli import describe
 from deploykit.cli import main as cli
-from deploykit.cli import output
 from deploykit.lib import units
 from deploykit.run import registry
 from tests.backends.slurm.slurm_helpers import wait_for
@@ -59,7 +59,7 @@ def test_a_clock_that_was_set_back_makes_no_negative_age(live, monkeypatch, caps
     assert units.span(-5.0) == "0s"
     before = time.time() - 7200
     monkeypatch.setattr(registry, "now", lambda: before)
-    monkeypatch.setattr(output, "now", lambda: before)
+    monkeypatch.setattr(describe, "now", lambda: before)
     for verb in (["status", "live-run"], ["list"]):
         assert cli.main(verb) == 0
         assert not {word for word in capsys.readouterr().out.split() if word.startswith("-")} - {

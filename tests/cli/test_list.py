@@ -7,8 +7,8 @@ import json
 
 import pytest
 
+from deploykit.cli import describe, output
 from deploykit.cli import main as cli
-from deploykit.cli import output
 from deploykit.job.model import State, Status
 from deploykit.lib import units
 from deploykit.run import registry
@@ -19,7 +19,7 @@ from deploykit.run.registry import Run
 def three(monkeypatch):
     """Three runs that ended, an hour ago, and what one of them took."""
     monkeypatch.setattr(registry, "now", lambda: 7200.0)
-    monkeypatch.setattr(output, "now", lambda: 7200.0)
+    monkeypatch.setattr(describe, "now", lambda: 7200.0)
     for number, (name, state) in enumerate(
         [("exp-a", State.SUCCEEDED), ("exp-b", State.FAILED), ("other-c", State.CANCELLED)]
     ):

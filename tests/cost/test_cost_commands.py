@@ -165,7 +165,8 @@ def test_the_users_default_caps_each_job(section, capsys):
 
 def test_cost_says_whether_the_cap_is_enough_and_refuses_nothing(section, capsys):
     argv = ["cost", "--backend", "sagemaker", "--max-cost"]
-    assert "may cost more than 0.15 USD: `submit` refuses it" in run(capsys, *argv, "0.15 USD").out
+    shown = run(capsys, *argv, "0.15 USD").out
+    assert "may cost more than 0.15 USD: `submit` would refuse it" in shown
     assert "cannot cost more than 0.17 USD" in run(capsys, *argv, "0.17 USD").out
     assert "max_cost is in EUR" in run(capsys, *argv, "9 EUR").out
 

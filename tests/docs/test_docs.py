@@ -20,6 +20,7 @@ from deploykit.job import checks
 from deploykit.job.model import JobSpec, State
 from tests.docs_runner import blocks, fits, play
 from tests.package_index import PASSWORD, USER, UV, add_wheel
+from tests.ports import free_port
 from tests.programs import SLURM, needs
 
 ROOT = Path(__file__).parents[2]
@@ -191,6 +192,16 @@ def test_deploy_guide_runs(tmp_path):
 @pytest.mark.timeout(900)
 def test_infra_guide_runs(tmp_path):
     play((DOCS / "how-to/infra.md").read_text(encoding="utf-8"), tmp_path)
+
+
+@pytest.mark.timeout(900)
+def test_sagemaker_rehearsal_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    page = (DOCS / "how-to/rehearse-sagemaker.md").read_text(encoding="utf-8")
+    install = "$ pip install --quiet 'deploykit[sagemaker]' 'moto[server]'\n"
+    assert install in page
+    play(page.replace(install, "").replace("5000", str(free_port())), tmp_path)
 
 
 @pytest.mark.slurm

@@ -199,7 +199,7 @@ def test_the_cause_is_said_once_with_the_line_that_raised(live, here, capsys, fr
     assert found.count("bad batch") == 1
     assert "found in logs/node-0.log:" in found
     cli.main(["diagnose", "live-run"])
-    assert f"proof   {live.folder}/logs/node-0.log:" in capsys.readouterr().out
+    assert f"proof      {live.folder}/logs/node-0.log:" in capsys.readouterr().out
 
 
 def test_the_numbers_that_people_look_for_come_first(live, here, capsys):

@@ -147,7 +147,7 @@ def test_without_any_file(tmp_path, monkeypatch, capsys):
     assert cli.main(["config"]) == 0
     shown = capsys.readouterr()
     assert shown.out.startswith("backend\tlocal\tdefault\n")
-    assert f"there is no {paths.config()}" in shown.err
+    assert f"{paths.config()} does not exist" in shown.err
     assert cli.main(["config", "no.yaml"]) == 66
 
 

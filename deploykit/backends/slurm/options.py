@@ -171,7 +171,7 @@ class Options:
         str | None,
         Help(
             "What the site charges, for `deploykit cost` and `max_cost`. With `billing-hour`, "
-            "the TRESBillingWeights of its partition in the site profile apply. Default: nothing.",
+            "the partition's TRESBillingWeights in the site profile apply. Default: nothing.",
             example="2.10 USD/gpu-hour",
         ),
         PRICE,

@@ -106,8 +106,8 @@ def run(host: str, script: str, data: bytes | None = None) -> tuple[int, bytes, 
     if _LOGIN_DENIED.search(err):
         socket = [option for option in connection_options(host) if "ControlPath" in option]
         hint = (
-            "if the login asks for a password or a second factor, open one connection by hand, "
-            f"which deploykit then uses: {shell.command('ssh', '-fNM', *socket, '--', host)}"
+            "if the login asks for a password or a second factor, open a connection yourself, "
+            f"and deploykit will use it: {shell.command('ssh', '-fNM', *socket, '--', host)}"
         )
     raise BackendUnavailable(f"ssh {host}: {shown.strip() or 'the connection was lost'}", hint=hint)
 

@@ -139,7 +139,7 @@ def judge_group(peers: Peers, measured: Records) -> Iterator[Finding]:
     for nodes, rate, usual in _find(rates, _SLOW_GROUP):
         who = " with ".join(map(peers.label, nodes))
         what = (
-            f"all_reduce reaches {_size(rate)} of bus bandwidth, {rate / usual:.0%} of the median"
+            f"all_reduce reaches a bus bandwidth of {_size(rate)}, {rate / usual:.0%} of the median"
         )
         why = "check its NIC, its cable and other traffic on the network"
         yield Finding(f"{who}: {what} of the nodes: {why}", fatal=False)

@@ -118,7 +118,8 @@ class Membership:
                 announced = newest.number + 1
                 self._announce(announced)
                 if newest.number > self._now.number:
-                    say(f"{len(newest.members)} nodes train; this one joins at the next checkpoint")
+                    count = len(newest.members)
+                    say(f"{count} nodes are training; this one joins at the next checkpoint")
             if any(member.answers() for member in newest.members if member != self._me):
                 begun = time.monotonic()
             self._form(newest)
