@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +23,7 @@ from deploykit.backends.sagemaker import aws as clients
 from deploykit.backends.sagemaker.options import Channel
 from deploykit.bundle import data_folder
 from deploykit.cli import main as cli
+from deploykit.cli import output
 from deploykit.job.model import DataFolder
 from deploykit.lib import paths
 from deploykit.lib.errors import NotPermitted, SubmitRefused, TryAgain, UsageError
@@ -338,6 +341,17 @@ def test_much_data_must_be_confirmed_once(aws, job_file, capsys):
     assert cli.main([*SUBMIT, "--run", "two"]) == 0  # S3 has it: nothing is uploaded
     assert len(sent(aws)) == len(FILES)
     assert len(sent_requests(aws)) == 2
+
+
+@pytest.mark.usefixtures("much", "job_file")
+@pytest.mark.parametrize(("typed", "code", "jobs"), [("\n", 64, 0), ("no\n", 64, 0), ("2\n", 0, 1)])
+def test_a_person_is_asked_about_much_data(aws, monkeypatch, capsys, typed, code, jobs):
+    monkeypatch.setattr(output, "can_ask", lambda: True)
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    assert cli.main(SUBMIT) == code
+    assert re.search(r"^Upload \d.* of data\?$", capsys.readouterr().err, re.MULTILINE)
+    assert len(sent_requests(aws)) == jobs
+    assert len(sent(aws)) == jobs * len(FILES)
 
 
 @pytest.mark.usefixtures("much", "job_file")

@@ -517,7 +517,9 @@ def test_fields_that_another_key_sets_or_the_api_refuses_are_problems(request_, 
 
 def test_the_sdk_cannot_send_more_fields():
     found = sagemaker.check(*vary(request={"ExperimentConfig": {"TrialName": "a"}}, sender="sdk"))
-    assert [one.hint for one in found if one.path == "sagemaker.request"] == ["remove it, or sender: boto3"]
+    assert [one.hint for one in found if one.path == "sagemaker.request"] == [
+        "remove it, or sender: boto3"
+    ]
 
 
 def test_an_estimator_refuses_fields_that_it_would_drop():
