@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
 import signal
+import socket
+import socketserver
 import subprocess
 import sys
 import threading
@@ -196,6 +199,51 @@ def test_an_interrupted_upload_goes_on_where_it_was(
     sagemaker.submit(with_data(), tmp_path)
     assert len(sent(aws)) == len(FILES) - len(complete)
     assert stored(s3, sent_requests(aws)[0]) == as_bytes(FILES)
+
+
+class Cut(socketserver.ThreadingTCPServer):
+    """A network whose every connection drops after some bytes."""
+
+    daemon_threads = True
+
+    def __init__(self, port, limit):
+        super().__init__(("127.0.0.1", 0), _Connection)
+        self.port, self.limit = port, limit
+        self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Connection(socketserver.BaseRequestHandler):
+    def handle(self):
+        with socket.create_connection(("127.0.0.1", self.server.port)) as there:
+            threading.Thread(target=self._answers, args=(there,), daemon=True).start()
+            left = self.server.limit
+            while left > 0 and (piece := self.request.recv(min(left, 1 << 16))):
+                there.sendall(piece)
+                left -= len(piece)
+            there.shutdown(socket.SHUT_RDWR)
+
+    def _answers(self, there):
+        with contextlib.suppress(OSError):
+            while piece := there.recv(1 << 16):
+                self.request.sendall(piece)
+
+
+@pytest.mark.usefixtures("once")
+def test_a_connection_that_drops_in_the_middle_of_a_file(
+    aws, s3, with_data, data, tmp_path, monkeypatch
+):
+    (data / "large").write_bytes(bytes(3 * data_folder.PART))
+    with Cut(aws.port, data_folder.PART // 2) as cut:
+        threading.Thread(target=cut.serve_forever, daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", cut.endpoint)
+        with pytest.raises(TryAgain, match=r"data\.train: \d+ of 13 files were uploaded"):
+            sagemaker.submit(with_data(), tmp_path)
+        cut.shutdown()
+    assert sent(aws, MANIFESTS) == []
+    monkeypatch.setenv("AWS_ENDPOINT_URL", aws.endpoint)
+    sagemaker.submit(with_data(), tmp_path)
+    expected = {**as_bytes(FILES), "large": bytes(3 * data_folder.PART)}
+    assert stored(s3, sent_requests(aws)[0]) == expected
 
 
 @pytest.mark.usefixtures("once")
