@@ -140,12 +140,28 @@ def test_a_single_file_is_named_by_its_variable(aws, s3, planned, data, tmp_path
     assert stored(s3, request) == {"ü.bin": file.read_bytes()}
 
 
+def test_several_channels_are_uploaded_each_for_itself(aws, s3, planned, tmp_path):
+    for name in ("train", "test"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "large").write_bytes(name.encode() * (data_folder.PART // 4))
+    plan = planned(data={name: str(tmp_path / name) for name in ("train", "test")})
+    sagemaker.submit(plan, tmp_path)
+    for folder in plan.data:
+        bucket, _, key = f"{folder.target}large".removeprefix("s3://").partition("/")
+        content = s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+        assert content == (folder.source / "large").read_bytes()
+
+
 def test_a_large_file_is_sent_in_parts_and_known_by_its_checksum(aws, s3, with_data, data):
     """Without its manifest, an upload that S3 has completely is not sent again."""
     (data / "large").write_bytes(bytes(range(256)) * (data_folder.PART // 200))
     plan = with_data()
     lifecycle.submit(plan)
-    assert len([name for name in sent(aws) if name == "large"]) == 2
+    parts = [one for one in aws.requests if one.method == "PUT" and "/large?" in one.path]
+    (large,) = (file for file in plan.data[0].files if file.path == "large")
+    by_number = {one.path.partition("partNumber=")[2][0]: one for one in parts}
+    checksums = [by_number[n].headers["x-amz-checksum-sha256"] for n in ("1", "2")]
+    assert tuple(checksums) == large.parts
     manifest = f"deploykit/data-manifests/{plan.data[0].hash}.json"
     s3.delete_object(Bucket="my-bucket", Key=manifest)
     aws.requests.clear()
