@@ -99,7 +99,10 @@ ENGINEER = Role(
         ("deploykit submit -b sagemaker --run cloud --wait", 0),
         ("deploykit status cloud", 0),
         ("mkdir digits && echo 1,2,3 > digits/train.csv    # the data are in a folder", 0),
-        ("deploykit submit -b sagemaker --set data.train=digits --dry-run | head -n 4", 0),
+        (
+            "deploykit submit -b sagemaker --set data.train=digits --run with-data --dry-run | head -n 4",
+            0,
+        ),
         ("deploykit submit -b sagemaker --set data.train=digits --run with-data --wait", 0),
     ),
     "aws",
