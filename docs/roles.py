@@ -90,6 +90,7 @@ RESEARCHER = Role(
     ),
     "slurm",
 )
+WITH_DATA = "deploykit submit -b sagemaker --set data.train=digits --run with-data"
 ENGINEER = Role(
     "An engineer on SageMaker",
     "The engineer has a role and a bucket, and checks everything before paying.",
@@ -102,8 +103,8 @@ ENGINEER = Role(
         ("deploykit submit -b sagemaker --run cloud --wait", 0),
         ("deploykit status cloud", 0),
         ("mkdir digits && echo 1,2,3 > digits/train.csv    # the data are in a folder", 0),
-        ("deploykit submit -b sagemaker --set data.train=digits --dry-run | head -n 4", 0),
-        ("deploykit submit -b sagemaker --set data.train=digits --run with-data --wait", 0),
+        (f"{WITH_DATA} --dry-run | head -n 4", 0),
+        (f"{WITH_DATA} --wait", 0),
     ),
     "aws",
 )

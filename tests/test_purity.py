@@ -72,6 +72,14 @@ def test_a_dry_run_only_reads(read_only, backend):
     assert list((read_only.parent / "home").iterdir()) == []
 
 
+def test_a_dry_run_only_reads_the_data_that_would_be_uploaded(read_only):
+    data = f"data.train={ROOT}/entrypoints"
+    done = dry_run(read_only, "sagemaker", "--run", "one", "--set", data)
+    assert done.returncode == 0, done.stderr
+    assert "data.train: " in done.stderr
+    assert list((read_only.parent / "home").iterdir()) == []
+
+
 @pytest.mark.parametrize("backend", ["local", "slurm", "sagemaker"])
 def test_a_dry_run_repeats_itself(read_only, backend):
     first, second = (dry_run(read_only, backend, "--run", "one").stdout for _ in range(2))

@@ -75,7 +75,10 @@ def remember(folders: Iterable[DataFolder]) -> None:
     """
     for folder in folders:
         cache = _cache(folder.source)
-        known = {file.path: [file.size, *file.stamp, file.checksum] for file in folder.files}
+        known = {
+            file.path: [file.size, *file.stamp, file.checksum, list(file.parts)]
+            for file in folder.files
+        }
         if known == _known(folder.source):
             continue
         paths.private_folder(cache.parent)
@@ -96,7 +99,7 @@ def _cache(source: Path) -> Path:
 
 
 def _known(source: Path) -> Mapping[str, list[Any]]:
-    """The size, stamp and checksum of each file when it was last read."""
+    """The size, stamp, checksum and parts of each file when it was last read."""
     try:
         return dict(json.loads(_cache(source).read_bytes()))
     except (OSError, ValueError, TypeError):
@@ -169,7 +172,7 @@ def _unusable(channel: str, source: Path, files: list[_Stat]) -> Iterator[Proble
 
 def _checked(top: Path, files: list[_Stat], known: Mapping[str, list[Any]]) -> Iterator[DataFile]:
     """The files with their checksums, which are computed for new and changed ones."""
-    changed = {path for path, info in files if known.get(path, [])[:-1] != _size_and_stamp(info)}
+    changed = {path for path, info in files if known.get(path, [])[:-2] != _size_and_stamp(info)}
     total, done = sum(info.st_size for path, info in files if path in changed), 0
     if changed:
         newest = max(info.st_ctime for path, info in files if path in changed)
@@ -177,9 +180,11 @@ def _checked(top: Path, files: list[_Stat], known: Mapping[str, list[Any]]) -> I
     for path, info in files:
         stamp = tuple(_size_and_stamp(info)[1:])
         if path not in changed:
-            yield DataFile(path, info.st_size, known[path][-1], stamp)
+            checksum, parts = known[path][-2:]
+            yield DataFile(path, info.st_size, checksum, stamp, tuple(parts))
             continue
-        yield DataFile(path, info.st_size, _read(top / path, info), stamp)
+        checksum, parts = _read(top / path, info)
+        yield DataFile(path, info.st_size, checksum, stamp, parts)
         done += info.st_size
         if progress.show is not None:
             progress.show("reading data", done, total)
@@ -205,32 +210,39 @@ def changed(path: Path | str) -> TryAgain:
     )
 
 
-def _read(path: Path, info: os.stat_result) -> str:
+def _read(path: Path, info: os.stat_result) -> tuple[str, tuple[str, ...]]:
+    """The checksum of a file, and those of its parts."""
     try:
         with io.BufferedReader(paths.open_regular(path, follow=True)) as file:
-            checksum = _checksum(file, info.st_size)
+            checksums = _checksums(file, info.st_size)
             after = os.fstat(file.fileno())
     except OSError as error:
         raise changed(path) from error
     if _size_and_stamp(after) != _size_and_stamp(info):
         raise changed(path)
-    return checksum
+    return checksums
 
 
-def _checksum(file: IO[bytes], size: int) -> str:
-    """The checksum that S3 stores for a file that boto3 uploads."""
+def part_size(size: int) -> int:
+    """Bytes of a part of a file of this size, as boto3 chooses them."""
     part = PART
     while size > part * _MAX_PARTS:
         part *= 2
-    digests = []
+    return part
+
+
+def _checksums(file: IO[bytes], size: int) -> tuple[str, tuple[str, ...]]:
+    """The checksum that S3 stores for a file that boto3 uploads, and those of its parts."""
+    part, digests = part_size(size), list[bytes]()
     for _ in range(0, max(size, 1), part):
         digest = hashlib.sha256()
         for _ in range(0, part, _BLOCK):
             digest.update(file.read(_BLOCK))
         digests.append(digest.digest())
     if size < PART:
-        return _base64(digests[0])
-    return f"{_base64(hashlib.sha256(b''.join(digests)).digest())}-{len(digests)}"
+        return _base64(digests[0]), ()
+    whole = _base64(hashlib.sha256(b"".join(digests)).digest())
+    return f"{whole}-{len(digests)}", tuple(map(_base64, digests))
 
 
 def _base64(digest: bytes) -> str:

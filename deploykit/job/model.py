@@ -551,6 +551,8 @@ class DataFile(NamedTuple):
     """SHA-256 as S3 stores it; see `deploykit.bundle.data_folder`."""
     stamp: tuple[int, ...]
     """Times and inode, which change if the file does."""
+    parts: tuple[str, ...] = ()
+    """The checksum of each part; empty for a file that is sent in one."""
 
 
 class DataFolder(NamedTuple):

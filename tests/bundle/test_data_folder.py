@@ -10,6 +10,7 @@ import sys
 import time
 
 import pytest
+from s3transfer.utils import ChunksizeAdjuster
 
 from deploykit.bundle import data_folder
 from deploykit.lib.errors import JobFileError
@@ -102,6 +103,14 @@ def test_the_checksum_of_a_large_file_is_that_of_its_parts(data):
     whole = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
     (large,) = (file for file in scan(data).files if file.path == "large")
     assert large.checksum == f"{base64.b64encode(whole).decode()}-3"
+    assert len(large.parts) == 3
+
+
+@pytest.mark.parametrize("size", [1, 9, 79_999, 80_000, 80_001, 500_000, 5_000_000])
+def test_parts_are_as_large_as_those_of_boto3(size):
+    """In units of 2**20 bytes; S3 allows 10,000 parts."""
+    expected = ChunksizeAdjuster().adjust_chunksize(data_folder.PART, size * 2**20)
+    assert data_folder.part_size(size * 2**20) == expected
 
 
 def test_gits_rules_do_not_leave_data_out(data, tmp_path):

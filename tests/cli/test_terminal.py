@@ -110,6 +110,8 @@ def place(project, tmp_path):
     (folder / "price.json").write_text(json.dumps(price))
     registry.update("one", Status(State.FAILED, words, words, 1, billed=1800))
     (project / f"{HOSTILE}.yaml".replace("/", "_")).write_text("a: [")
+    (project / "data").mkdir()
+    (project / "data" / words.replace("/", "_")).touch()
     (project / "bad.yaml").write_text(json.dumps({words: words, "name": words}))
     machine = dict.fromkeys(("python", "torch", "cuda", "import_error", "host_address"), words)
     limits = ("max_open_files", "max_processes", "max_locked_memory")
@@ -168,6 +170,10 @@ VERBS = {
     "check-file": ["check", f"{HOSTILE}.yaml".replace("/", "_")],
     "check-set": ["check", "--set", f"env.A=[{HOSTILE}"],
     "submit": ["submit", "--backend", "local", "--dry-run", "--set", f"env.A='{HOSTILE}'"],
+    "submit-data": [
+        *("submit", "--backend", "sagemaker", "--dry-run"),
+        *("--set", SAGEMAKER, "--set", "data.train=data"),
+    ],
     "submit-backend": ["submit", "--backend", HOSTILE],
     "sweep": ["sweep", HOSTILE],
     "sweep-status": ["sweep", "status", HOSTILE],

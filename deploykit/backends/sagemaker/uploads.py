@@ -217,6 +217,15 @@ def _send(store: _Store, folder: DataFolder, files: Sequence[DataFile]) -> None:
         multipart_threshold=data_folder.PART,
         multipart_chunksize=data_folder.PART,
     )
+    parts = {
+        (_prefix(folder) + file.path, number): {"ChecksumSHA256": checksum}
+        for file in files
+        for number, checksum in enumerate(file.parts, 1)
+    }
+    store.client.meta.events.register(
+        "before-parameter-build.s3.UploadPart",
+        lambda params, **_: params.update(parts.get((params["Key"], params["PartNumber"]), {})),
+    )
     sent, pending = 0, []
     try:
         with (
@@ -244,6 +253,6 @@ def _send(store: _Store, folder: DataFolder, files: Sequence[DataFile]) -> None:
 
 
 def _checksums(file: DataFile) -> dict[str, str]:
-    """What makes S3 verify a file. boto3 computes the checksum of each part of a large one."""
-    whole = {"ChecksumSHA256": file.checksum} if file.size < data_folder.PART else {}
+    """What makes S3 verify a file that is sent in one, or announces the checksums of its parts."""
+    whole = {} if file.parts else {"ChecksumSHA256": file.checksum}
     return {"ChecksumAlgorithm": "SHA256", **whole}

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import re
 import signal
+import socket
+import socketserver
 import subprocess
 import sys
 import threading
@@ -21,6 +26,7 @@ from deploykit.backends.sagemaker import aws as clients
 from deploykit.backends.sagemaker.options import Channel
 from deploykit.bundle import data_folder
 from deploykit.cli import main as cli
+from deploykit.cli import output
 from deploykit.job.model import DataFolder
 from deploykit.lib import paths
 from deploykit.lib.errors import NotPermitted, SubmitRefused, TryAgain, UsageError
@@ -134,12 +140,28 @@ def test_a_single_file_is_named_by_its_variable(aws, s3, planned, data, tmp_path
     assert stored(s3, request) == {"ü.bin": file.read_bytes()}
 
 
+def test_several_channels_are_uploaded_each_for_itself(aws, s3, planned, tmp_path):
+    for name in ("train", "test"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "large").write_bytes(name.encode() * (data_folder.PART // 4))
+    plan = planned(data={name: str(tmp_path / name) for name in ("train", "test")})
+    sagemaker.submit(plan, tmp_path)
+    for folder in plan.data:
+        bucket, _, key = f"{folder.target}large".removeprefix("s3://").partition("/")
+        content = s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+        assert content == (folder.source / "large").read_bytes()
+
+
 def test_a_large_file_is_sent_in_parts_and_known_by_its_checksum(aws, s3, with_data, data):
     """Without its manifest, an upload that S3 has completely is not sent again."""
     (data / "large").write_bytes(bytes(range(256)) * (data_folder.PART // 200))
     plan = with_data()
     lifecycle.submit(plan)
-    assert len([name for name in sent(aws) if name == "large"]) == 2
+    parts = [one for one in aws.requests if one.method == "PUT" and "/large?" in one.path]
+    (large,) = (file for file in plan.data[0].files if file.path == "large")
+    by_number = {one.path.partition("partNumber=")[2][0]: one for one in parts}
+    checksums = [by_number[n].headers["x-amz-checksum-sha256"] for n in ("1", "2")]
+    assert tuple(checksums) == large.parts
     manifest = f"deploykit/data-manifests/{plan.data[0].hash}.json"
     s3.delete_object(Bucket="my-bucket", Key=manifest)
     aws.requests.clear()
@@ -193,6 +215,51 @@ def test_an_interrupted_upload_goes_on_where_it_was(
     sagemaker.submit(with_data(), tmp_path)
     assert len(sent(aws)) == len(FILES) - len(complete)
     assert stored(s3, sent_requests(aws)[0]) == as_bytes(FILES)
+
+
+class Cut(socketserver.ThreadingTCPServer):
+    """A network whose every connection drops after some bytes."""
+
+    daemon_threads = True
+
+    def __init__(self, port, limit):
+        super().__init__(("127.0.0.1", 0), _Connection)
+        self.port, self.limit = port, limit
+        self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Connection(socketserver.BaseRequestHandler):
+    def handle(self):
+        with socket.create_connection(("127.0.0.1", self.server.port)) as there:
+            threading.Thread(target=self._answers, args=(there,), daemon=True).start()
+            left = self.server.limit
+            while left > 0 and (piece := self.request.recv(min(left, 1 << 16))):
+                there.sendall(piece)
+                left -= len(piece)
+            there.shutdown(socket.SHUT_RDWR)
+
+    def _answers(self, there):
+        with contextlib.suppress(OSError):
+            while piece := there.recv(1 << 16):
+                self.request.sendall(piece)
+
+
+@pytest.mark.usefixtures("once")
+def test_a_connection_that_drops_in_the_middle_of_a_file(
+    aws, s3, with_data, data, tmp_path, monkeypatch
+):
+    (data / "large").write_bytes(bytes(3 * data_folder.PART))
+    with Cut(aws.port, data_folder.PART // 2) as cut:
+        threading.Thread(target=cut.serve_forever, daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", cut.endpoint)
+        with pytest.raises(TryAgain, match=r"data\.train: \d+ of 13 files were uploaded"):
+            sagemaker.submit(with_data(), tmp_path)
+        cut.shutdown()
+    assert sent(aws, MANIFESTS) == []
+    monkeypatch.setenv("AWS_ENDPOINT_URL", aws.endpoint)
+    sagemaker.submit(with_data(), tmp_path)
+    expected = {**as_bytes(FILES), "large": bytes(3 * data_folder.PART)}
+    assert stored(s3, sent_requests(aws)[0]) == expected
 
 
 @pytest.mark.usefixtures("once")
@@ -338,6 +405,17 @@ def test_much_data_must_be_confirmed_once(aws, job_file, capsys):
     assert cli.main([*SUBMIT, "--run", "two"]) == 0  # S3 has it: nothing is uploaded
     assert len(sent(aws)) == len(FILES)
     assert len(sent_requests(aws)) == 2
+
+
+@pytest.mark.usefixtures("much", "job_file")
+@pytest.mark.parametrize(("typed", "code", "jobs"), [("\n", 64, 0), ("no\n", 64, 0), ("2\n", 0, 1)])
+def test_a_person_is_asked_about_much_data(aws, monkeypatch, capsys, typed, code, jobs):
+    monkeypatch.setattr(output, "can_ask", lambda: True)
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    assert cli.main(SUBMIT) == code
+    assert re.search(r"^Upload \d.* of data\?$", capsys.readouterr().err, re.MULTILINE)
+    assert len(sent_requests(aws)) == jobs
+    assert len(sent(aws)) == jobs * len(FILES)
 
 
 @pytest.mark.usefixtures("much", "job_file")
