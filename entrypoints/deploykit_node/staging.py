@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from deploykit_node import log, records
 from deploykit_node.bucket import Bucket, Entry
@@ -29,6 +30,9 @@ from deploykit_node.environment import Environ
 from deploykit_node.network.gathering import Pause, gathering
 from deploykit_node.outputs import readable
 from deploykit_node.records import StagingRecord
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 VARIABLE = "DEPLOYKIT_STAGE"
 """JSON object from a channel's name to its section in the job file."""
@@ -89,30 +93,23 @@ class Folder:
     def entries(self) -> list[Entry]:
         """All files, sorted by name; links count as what they lead to. Raises OSError."""
         if self._file:
-            return [self._entry(self._file)]
+            return self._listed([self._file])
         names = []
         for folder, _, files in os.walk(self._root, onerror=_raise, followlinks=True):
             below = os.path.relpath(folder, self._root)
             names += files if below == "." else [f"{below}/{name}" for name in files]
-        return [self._entry(name) for name in sorted(names)]
+        return [entry for some in _in_chunks(self._listed, sorted(names)) for entry in some]
 
     def download(self, entries: Sequence[Entry], folder: Path, done: Callable[[int], None]) -> None:
         """Copy files into `folder`; an interrupted copy is shorter. Raises OSError."""
         for parent in {os.path.dirname(entry.name) for entry in entries}:  # noqa: PTH120 - quick
             os.makedirs(folder / parent, exist_ok=True)  # noqa: PTH103 - as above
-        chunks = [entries[start : start + _CHUNK] for start in range(0, len(entries), _CHUNK)]
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            pending = [pool.submit(self._copy, chunk, str(folder), done) for chunk in chunks]
-            try:
-                for future in pending:
-                    future.result()
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+        _in_chunks(partial(self._copy, folder=str(folder), done=done), entries)
 
-    def _entry(self, name: str) -> Entry:
-        state = os.stat(f"{self._root}/{name}")  # noqa: PTH116 - a Path for each takes as long
-        return Entry(name, state.st_size, state.st_mtime, "")
+    def _listed(self, names: Sequence[str]) -> list[Entry]:
+        states = [os.stat(f"{self._root}/{name}") for name in names]  # noqa: PTH116 - quick
+        listed = zip(names, states, strict=True)
+        return [Entry(name, state.st_size, state.st_mtime, "") for name, state in listed]
 
     def _copy(self, entries: Sequence[Entry], folder: str, done: Callable[[int], None]) -> None:
         for entry in entries:
@@ -329,6 +326,18 @@ class _Progress:
         if self._path is not None:
             records.write(self._path, self._record)
         self._noted = time.monotonic()
+
+
+def _in_chunks(work: Callable[[Sequence[T]], R], items: Sequence[T]) -> list[R]:
+    """Do the work for chunks of the items in several threads. The first error ends all."""
+    chunks = [items[start : start + _CHUNK] for start in range(0, len(items), _CHUNK)]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        pending = [pool.submit(work, chunk) for chunk in chunks]
+        try:
+            return [future.result() for future in pending]
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def _raise(error: OSError) -> None:
