@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import stat
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +40,8 @@ VARIABLE = "DEPLOYKIT_STAGE"
 
 _AT_ONCE = 16
 """Files copied at the same time: a shared file system answers many requests at once."""
+_AT_MOST = 1 << 30
+"""Bytes for one call of sendfile."""
 _CHUNK = 64
 """Files that a thread takes at a time."""
 _BATCH = 10_000
@@ -69,7 +72,7 @@ def run(env: Environ, here: Cluster, *, elastic: bool) -> None:
         except LaunchError as error:
             raise StagingError(f"data.{name} was not copied to this node: {error}") from error
         except OSError as error:
-            where = f" ({error.filename2 or error.filename})" if error.filename else ""
+            where = f" ({error.filename})" if error.filename else ""
             why = f"{error.strerror or error}{where}"
             raise StagingError(f"data.{name} was not copied to this node: {why}.") from error
         env[f"DEPLOYKIT_DATA_{name.upper()}"] = str(path)
@@ -113,7 +116,7 @@ class Folder:
 
     def _copy(self, entries: Sequence[Entry], folder: str, done: Callable[[int], None]) -> None:
         for entry in entries:
-            shutil.copyfile(f"{self._root}/{entry.name}", f"{folder}/{entry.name}")
+            _copy_file(f"{self._root}/{entry.name}", f"{folder}/{entry.name}")
             done(entry.size)
 
 
@@ -338,6 +341,20 @@ def _in_chunks(work: Callable[[Sequence[T]], R], items: Sequence[T]) -> list[R]:
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def _copy_file(source: str, target: str) -> None:
+    """As `shutil.copyfile`, which makes twice as many system calls for a small file."""
+    if sys.platform != "linux":  # where sendfile writes to sockets only
+        shutil.copyfile(source, target)
+        return
+    try:
+        with open(source, "rb", 0) as read, open(target, "wb", 0) as written:  # noqa: PTH123 - quick
+            while os.sendfile(written.fileno(), read.fileno(), None, _AT_MOST):
+                pass
+    except OSError as error:
+        error.filename = error.filename or target
+        raise
 
 
 def _raise(error: OSError) -> None:
