@@ -97,11 +97,8 @@ class Folder:
         """All files, sorted by name; links count as what they lead to. Raises OSError."""
         if self._file:
             return self._listed([self._file])
-        names = []
-        for folder, _, files in os.walk(self._root, onerror=_raise, followlinks=True):
-            below = os.path.relpath(folder, self._root)
-            names += files if below == "." else [f"{below}/{name}" for name in files]
-        return [entry for some in _in_chunks(self._listed, sorted(names)) for entry in some]
+        names = sorted(_files(self._root))
+        return [entry for some in _in_chunks(self._listed, names) for entry in some]
 
     def download(self, entries: Sequence[Entry], folder: Path, done: Callable[[int], None]) -> None:
         """Copy files into `folder`; an interrupted copy is shorter. Raises OSError."""
@@ -231,7 +228,8 @@ class _Channel:
         # other nodes may copy to the same shared folder at the same time
         part = folder.with_name(f"{folder.name}.part-{os.uname().nodename}")
         target = folder if folder.exists() else part
-        missing = [entry for entry in entries if not _has(target, entry)]
+        begun_before = target.exists()
+        missing = [entry for entry in entries if not (begun_before and _has(target, entry))]
         if target == folder and not missing:
             self._say(f"data.{self._name}: {folder} is complete and is used again")
             return
@@ -254,7 +252,8 @@ class _Channel:
                     f"{target}. It may have changed while it was copied: submit the job again."
                 )
         if target == part:
-            _remove_others(part, entries)
+            if begun_before:
+                _remove_others(part, entries)
             try:
                 part.rename(folder)
             except OSError:
@@ -357,6 +356,13 @@ def _copy_file(source: str, target: str) -> None:
         raise
 
 
+def _files(root: str) -> Iterator[str]:
+    """The names of all files below a folder, through links. Raises OSError."""
+    for folder, _, files in os.walk(root, onerror=_raise, followlinks=True):
+        below = os.path.relpath(folder, root)
+        yield from files if below == "." else (f"{below}/{name}" for name in files)
+
+
 def _raise(error: OSError) -> None:
     raise error
 
@@ -371,9 +377,5 @@ def _has(folder: Path, entry: Entry) -> bool:
 
 def _remove_others(folder: Path, entries: Sequence[Entry]) -> None:
     """Delete files that are not listed, such as halves of an interrupted download."""
-    listed = {entry.name for entry in entries}
-    for parent, _, files in os.walk(folder):
-        for name in files:
-            path = Path(parent, name)
-            if str(path.relative_to(folder)) not in listed:
-                path.unlink()
+    for name in set(_files(str(folder))).difference(entry.name for entry in entries):
+        (folder / name).unlink()
