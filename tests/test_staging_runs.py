@@ -65,7 +65,7 @@ def test_a_run_without_its_data_ends_before_the_program_and_says_why(local_job, 
     shown = capsys.readouterr()
     assert "data.train: there are no files in s3://my-bucket/digit." in shown.out + shown.err
     assert "read {" not in shown.out
-    assert cli.main(["diagnose", "typo"]) == 0
+    assert cli.main(["diagnose", "typo"]) == 79
     assert "could not be copied to the node" in capsys.readouterr().out
 
 

@@ -218,7 +218,7 @@ def attempt(folder: Path | str) -> int | None:
 
 def staging(folder: Path) -> str:
     """``staging train: 3.2 of 40 GB on 2 nodes``; empty unless nodes are copying their data."""
-    now = attempt(folder)
+    now = attempt(folder) or 0  # only Slurm counts attempts
     records = [record for _, record in numbered(folder, "staging") if record["attempt"] == now]
     copying = [record for record in records if record["channel"] and not record["done"]]
     if not copying:

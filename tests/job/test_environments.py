@@ -13,7 +13,7 @@ import pytest
 
 from deploykit.cli import main as cli
 from deploykit.job import checks, environments
-from deploykit.job.model import Environment
+from deploykit.job.model import Entrypoint, Environment, InputChannel, JobSpec
 from deploykit.lib.errors import JobFileError
 from deploykit.run import lifecycle
 from tests.conda_stand_in import a_python, install
@@ -286,3 +286,18 @@ def test_a_local_run_that_cannot_be_prepared_says_why(project, capsys):
     assert "failed, exit code 78" in said
     assert "  cause   " in said
     assert reason in said.partition("  cause   ")[2]
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_a_copy_from_s3_needs_boto3_in_the_environment(tmp_path, installed):
+    python = tmp_path / "venv/bin/python"
+    site = tmp_path / "venv/lib/python3.12/site-packages"
+    site.mkdir(parents=True)
+    (tmp_path / "venv/pyvenv.cfg").write_text("include-system-site-packages = false\n")
+    if installed:
+        (site / "boto3").mkdir()
+        (site / "boto3/__init__.py").touch()
+    data = {"a": InputChannel("s3://bucket/a", "node"), "b": InputChannel("/shared/b", "node")}
+    job = JobSpec("one", Entrypoint("train.py"), data=data)
+    found = [(problem.path, problem.severity) for problem in checks.check_boto3(job, python)]
+    assert found == ([] if installed else [("data.a", "warning")])
