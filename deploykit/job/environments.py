@@ -115,8 +115,8 @@ def header(job: JobSpec) -> Mapping[str, Any]:
 
 def declares_torch(job: JobSpec) -> bool:
     """Whether the script of the job names PyTorch among its dependencies."""
-    names = [re.split(r"[^\w.-]", str(text).strip())[0] for text in header(job)["dependencies"]]
-    return any(name.lower() == "torch" for name in names)
+    dependencies = map(str, header(job).get("dependencies", []))
+    return any(re.match(r"torch(?![\w.-])", text.strip().lower()) for text in dependencies)
 
 
 def check_header(job: JobSpec) -> Iterator[Problem]:
