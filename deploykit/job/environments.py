@@ -75,7 +75,8 @@ def _project(job: JobSpec, *, elsewhere: bool) -> dict[str, Any] | None:
     environment = job.environment
     if environment is None or environment.uv is None:
         return None
-    travels = Path(environment.uv).is_relative_to(job.source)
+    at_home = environment.uv.startswith("~/")  # the home of the nodes
+    travels = not at_home and Path(environment.uv).is_relative_to(job.source)
     if not travels or not (environment.node_local or elsewhere):
         return None
     return {"project": Path(environment.uv).relative_to(job.source).as_posix()}
