@@ -91,6 +91,8 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     if installed:
         yield from environments.on_nodes_problems(job, installed)
         yield from environments.no_uv(installed)
+        if "script" in installed and python:
+            yield from checks.check_declared_torch(job, Path(python))
         python = None
     elif job.environment is not None:
         yield from environments.conflict(job, "local.python", options.python)

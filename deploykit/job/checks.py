@@ -241,6 +241,14 @@ def _lacks(job: JobSpec, python: Path, package: str) -> bool:
     return isolated and not any(_has_whole(site, package) for site in _packages(python))
 
 
+def check_declared_torch(job: JobSpec, python: Path) -> Iterator[Problem]:
+    """A warning if neither the header of the script nor `python` seems to bring PyTorch."""
+    if not environments.declares_torch(job) and any(check_torch(job, python)):
+        message = f"its dependencies do not name PyTorch, and {python} has none"
+        hint = 'add "torch" to them, unless another one needs it'
+        yield Problem("entrypoint.script", message, hint, severity="warning")
+
+
 def _packages(python: Path) -> list[Path]:
     """The folders of packages of a Python, and those that ``.pth`` files add.
 

@@ -75,7 +75,8 @@ def _project(job: JobSpec, *, elsewhere: bool) -> dict[str, Any] | None:
     environment = job.environment
     if environment is None or environment.uv is None:
         return None
-    travels = Path(environment.uv).is_relative_to(job.source)
+    at_home = environment.uv.startswith("~/")  # the home of the nodes
+    travels = not at_home and Path(environment.uv).is_relative_to(job.source)
     if not travels or not (environment.node_local or elsewhere):
         return None
     return {"project": Path(environment.uv).relative_to(job.source).as_posix()}
@@ -115,8 +116,8 @@ def header(job: JobSpec) -> Mapping[str, Any]:
 
 def declares_torch(job: JobSpec) -> bool:
     """Whether the script of the job names PyTorch among its dependencies."""
-    names = [re.split(r"[^\w.-]", str(text).strip())[0] for text in header(job)["dependencies"]]
-    return any(name.lower() == "torch" for name in names)
+    dependencies = map(str, header(job).get("dependencies", []))
+    return any(re.match(r"torch(?![\w.-])", text.strip().lower()) for text in dependencies)
 
 
 def check_header(job: JobSpec) -> Iterator[Problem]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from deploykit.cli import main as cli
+from deploykit.job import checks
 from deploykit.job.model import Handle
 from deploykit.lib.errors import JobFileError
 from deploykit.run import lifecycle, registry
@@ -206,6 +207,18 @@ def test_what_cannot_be_installed_is_found_before_the_submit(project, team_index
     (project / "train.py").write_text("# /// script\n# dependencies = [\n# ///\n")
     with pytest.raises(JobFileError, match="not valid TOML"):
         lifecycle.load(Path("job.yaml"), [], ["local"])
+
+
+def test_a_script_that_nobody_gives_pytorch_is_found_before_the_submit(project, monkeypatch):
+    find_spec = checks.importlib.util.find_spec
+    absent = lambda name: None if name == "torch" else find_spec(name)  # noqa: E731
+    monkeypatch.setattr("importlib.util.find_spec", absent)
+    package_index.write_script(project / "train.py", "http://index", "torchmetrics")
+    severity, message = problems()["entrypoint.script"]
+    assert severity == "warning"
+    assert "its dependencies do not name PyTorch" in message
+    package_index.write_script(project / "train.py", "http://index", "torch>=2.6")
+    assert "PyTorch" not in str(problems())
 
 
 def test_a_named_environment_wins_over_the_header(project, team_index):
