@@ -115,7 +115,7 @@ def test_our_trainer_resumes_on_another_machine(aws, project, capsys):
     assert not any("/step-00000005/" in key for key in keys())
     log = trained(capsys, "second", "--", "--steps", "12")
     assert "restored step-00000010" in log
-    assert "step-00000010" in log.partition("restored step-00000010")[2]
+    assert "step-00000010 after 10 steps" in log
     assert "digits/step-00000012/whole.json" in keys()
 
 
