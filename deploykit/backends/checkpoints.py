@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 
 
 def location(handle: Handle) -> str | None:
-    """The prefix in S3 that the job file of a run names; None for a folder."""
-    job = json.loads((Path(handle.folder) / backend.JOB).read_text())
+    """The prefix in S3 that the job file of a run names; None for a folder, or without a job."""
+    try:
+        job = json.loads((Path(handle.folder) / backend.JOB).read_text())
+    except (OSError, ValueError):
+        return None
     named = job.get("checkpoints") or ""
     return named if named.startswith("s3://") else None
 

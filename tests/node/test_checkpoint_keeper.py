@@ -124,6 +124,7 @@ def test_a_failing_copy_does_not_fail_the_training_and_is_said(bundle, environ, 
     assert done.code == 0
     warning = "warning: s3://my-bucket/runs was not uploaded: "
     assert sum(warning in line for line in done.said["node 0"]) == 1
+    assert "not all checkpoints are in s3://my-bucket/runs" in done.log
     assert "AccessDenied" in record(bundle)["error"]
     assert record(bundle)["newest"] == "step-000"
     assert complete() == {"step-000"}

@@ -77,3 +77,57 @@ def test_another_run_resumes_from_the_newest_checkpoint_in_the_bucket(foreign, c
     assert data[0]["checkpoints"]["error"] == ""
     saved = paths.run_folder("second") / "checkpoints"
     assert (saved / "epoch_03.pt").exists()
+
+
+def test_checkpoints_come_back_from_the_bucket_and_stay_there(foreign, tmp_path, capsys):
+    trained(capsys, "first")
+    shown = deploykit(capsys, "fetch", "first", "--checkpoints", "--dry-run")
+    assert "would copy 4 files" in shown.out
+    target = tmp_path / "fetched"
+    deploykit(capsys, "fetch", "first", "--checkpoints", "-p", "epoch_0[12].pt", "--to", target)
+    fetched = sorted(path.name for path in (target / "checkpoints").glob("[!.]*"))
+    assert fetched == ["epoch_01.pt", "epoch_02.pt"]
+    again = deploykit(capsys, "fetch", "first", "--checkpoints", "--to", target).out
+    assert "copied 2 files" in again
+    assert "2 files already there" in again
+    removed = deploykit(capsys, "rm", "first", "--remote", "--yes").out
+    assert f"left    {PREFIX}: named in the job file, so other runs may use it" in removed
+    assert "digits/last.pt" in keys()
+
+
+def test_our_trainer_resumes_on_another_machine(aws, project, capsys):
+    """As there, the second run has nothing but the bucket."""
+    source = paths.shipped("entrypoints")
+    (project / "job.yaml").write_text(
+        textwrap.dedent(
+            f"""\
+            name: digits
+            source: {source}
+            entrypoint: {{script: train.py, args: [--checkpoint-steps, "5", --no-tensorboard]}}
+            resources: {{processes_per_node: 2}}
+            checkpoints: {PREFIX}
+            keep_checkpoints: 1
+            """
+        )
+    )
+    trained(capsys, "first", "--", "--steps", "10")
+    assert "digits/step-00000010/whole.json" in keys()
+    assert not any("/step-00000005/" in key for key in keys())
+    log = trained(capsys, "second", "--", "--steps", "12")
+    assert "restored step-00000010" in log
+    assert "step-00000010 after 10 steps" in log
+    assert "digits/step-00000012/whole.json" in keys()
+
+
+def test_check_and_the_plan_name_the_bucket(foreign, capsys, tmp_path):
+    assert (
+        f"DEPLOYKIT_CHECKPOINT_BUCKET={PREFIX}"
+        in deploykit(capsys, "submit", "--dry-run", "--backend", "local").out
+    )
+    python = tmp_path / "venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to("/usr/bin/env")
+    (tmp_path / "venv/pyvenv.cfg").write_text("home = /usr/bin\n")
+    words = ["check", "--backend", "local", "--set", f"local.python={python}"]
+    refused = deploykit(capsys, *words, code=65).err
+    assert "checkpoints in S3 need boto3, which is not installed for" in refused

@@ -196,7 +196,7 @@ def test_wait_fetches_and_rm_removes_what_is_far_away(job, deploykit, project, a
     assert "--yes" in refused["hint"]
     assert deploykit("status", "digits-1")[0]["state"] == "succeeded"
     (removed,) = deploykit("rm", "digits-1", "--remote", "--yes")
-    assert removed["left"] == []
+    assert removed["left"] == [{"location": "s3://my-bucket/ckpt/a", "command": None}]
     client = boto3.client("s3", "us-east-1")
     left = [one["Key"] for one in client.list_objects_v2(Bucket=BUCKET)["Contents"]]
     assert [key for key in left if "digits-1" in key] == []

@@ -160,7 +160,7 @@ def main(argv: Sequence[str], env: Environ) -> int:
         keeper = _Keeper(env, int(argv[0]), int(argv[1]))
         keeper.begin()
     except LaunchError as error:
-        print(error, flush=True)
+        print(*str(error).split(), flush=True)  # one line, which the launcher reads
         return error.exit_code
     print(_READY, flush=True)
     pause = _EVERY
@@ -198,17 +198,17 @@ class _Keeper:
 
     def begin(self) -> None:
         """Restore what the program resumes from. Raises LaunchError."""
-        self._run.enter()
+        restored = []
+        try:
+            self._run.enter()
+            if self._bucket is not None:
+                self._bucket.probe()
+                self._bucket.refresh()
+                restored = self._bucket.restore(self._folder)
+        except OSError as error:
+            raise BadEnvironment(f"{self._folder} cannot take checkpoints: {error}") from error
         if self._bucket is None:
             return
-        try:
-            self._bucket.probe()
-            self._bucket.refresh()
-            restored = self._bucket.restore(self._folder)
-        except OSError as error:
-            raise BadEnvironment(
-                f"{self._folder} cannot take the checkpoints of {self._bucket.location}: {error}"
-            ) from error
         self._foreign = self._bucket.foreign_files()
         self._newest = newest_title(self._bucket.complete().values())
         names = ", ".join(one.local.title for one in restored)
@@ -240,7 +240,10 @@ class _Keeper:
     def finish(self) -> None:
         """Copy the rest, after the program has ended."""
         self.look(last=True)
-        if self._bucket is not None and self._count > 1 and not self._error:
+        if self._bucket is not None and self._error:
+            missing = f"not all checkpoints are in {self._bucket.location}"
+            self._say(f"warning: {missing}; those of this attempt are in {self._folder}")
+        elif self._bucket is not None and self._count > 1:
             with contextlib.suppress(BucketError):
                 self._bucket.end()
         self._run.leave()
