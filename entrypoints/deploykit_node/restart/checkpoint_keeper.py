@@ -43,7 +43,7 @@ KEEP = "DEPLOYKIT_KEEP_CHECKPOINTS"
 _EVERY = 2.0
 """Seconds between two looks at the folder."""
 _SHARE = 20.0
-"""The pause, by the time that a look took: a folder with very many files is seldom looked at."""
+"""The pause, by the time that listing took: a folder with very many files is seldom looked at."""
 _STABLE = 5.0
 """Seconds without a change after which a checkpoint without a last file is complete."""
 _RETRY = 30.0
@@ -163,11 +163,8 @@ def main(argv: Sequence[str], env: Environ) -> int:
         print(*str(error).split(), flush=True)  # one line, which the launcher reads
         return error.exit_code
     print(_READY, flush=True)
-    pause = _EVERY
-    while not select.select([sys.stdin], [], [], pause)[0]:
-        began = time.monotonic()
+    while not select.select([sys.stdin], [], [], keeper.pause)[0]:
         keeper.look()
-        pause = max(_EVERY, _SHARE * (time.monotonic() - began))
     keeper.finish()
     return 0
 
@@ -183,6 +180,8 @@ class _Keeper:
         self._bucket = (
             CheckpointBucket(location, run, records.attempt(env), node, count) if location else None
         )
+        self.pause = _EVERY
+        """Seconds until the next look."""
         self._began = time.time()
         self._seen: dict[str, tuple[Checkpoint, float]] = {}
         """By name: how a checkpoint looks, and since when (`time.monotonic`)."""
@@ -218,8 +217,10 @@ class _Keeper:
 
     def look(self, *, last: bool = False) -> None:
         """Copy what is complete, and delete what is old; `last` when nothing writes any more."""
+        began = time.monotonic()
         try:
             here = self._complete(last=last)
+            self.pause = max(_EVERY, _SHARE * (time.monotonic() - began))
         except OSError as error:
             self._say(f"warning: {self._folder} cannot be read: {error}")
             return
