@@ -138,9 +138,8 @@ def _step(row: Run, listing: Listing, steps: Sequence[int], wanted: str | None) 
     with tempfile.TemporaryDirectory() as scratch:
         only = Checkpoint(latest.name, latest.part, manifests, latest.here, latest.kind)
         try:
-            progress = json.loads((only.folder(row, Path(scratch)) / "whole.json").read_bytes())[
-                "progress"
-            ]
+            manifest = only.folder(row, Path(scratch)) / "whole.json"
+            progress = json.loads(manifest.read_bytes())["progress"]
             best, stopped = int(progress["best_step"]), bool(progress.get("out_of_patience"))
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise CannotPackage(
@@ -266,6 +265,8 @@ def prepare(
         raise UsageError(f"{to}: expected a folder, a .tar.gz file or an s3:// prefix")
     if not paths.is_address(to):
         _refuse_existing(Path(to))
+        if not (parent := Path(to).absolute().parent).is_dir():
+            raise UsageError(f"the folder {parent} does not exist")
     if inference is not None and not inference.is_file():
         raise NotFound(f"{inference} not found")
     rerun.kept_source(row)
@@ -277,9 +278,8 @@ def in_run_folder(
 ) -> Export:
     """As `prepare`, for the package of a checkpoint that `deploy` keeps in the run folder."""
     folder = Path(row.folder, PACKAGES)
-    export = prepare(
-        row, str(folder / "new"), checkpoint=checkpoint, python=python, inference=inference
-    )
+    unused = str(folder.with_name(f"{PACKAGES}-new"))
+    export = prepare(row, unused, checkpoint=checkpoint, python=python, inference=inference)
     name = export.checkpoint.label.replace("/", "-").lstrip(".")
     return replace(export, to=str(folder / name))
 

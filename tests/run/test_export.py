@@ -16,12 +16,14 @@ from pathlib import Path
 import boto3
 import pytest
 import torch
+import yaml
 
 import deploykit
 import evaluate
 from deploykit.cli import main as cli
 from deploykit.job.model import State, Status
 from deploykit.run import export, registry
+from tests.aws_server import SECTION
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("export")]
 
@@ -305,6 +307,33 @@ def test_a_package_in_s3(place, aws):
     assert "s3://models/a/digits already has a package" in shown
 
 
+@pytest.mark.slow
+def test_a_checkpoint_in_s3_is_fetched_first(place, home, model, aws):
+    """A run on SageMaker, whose checkpoint in S3 is that of the run here."""
+    section = yaml.safe_load(SECTION)["sagemaker"]
+    job = {
+        "name": "cloud",
+        "entrypoint": {"script": "train.py", "args": ["--task", "digits"]},
+        "resources": {"time_limit": "1h"},
+        "checkpoints": f"s3://{section['bucket']}/checkpoints",
+        "sagemaker": section,
+    }
+    run(place, "init", "--trainer")
+    (place / "job.yaml").write_text(json.dumps(job))
+    run(place, "submit", "--backend", "sagemaker", "--run", "cloud")
+    client = boto3.client("s3", "us-east-1")
+    for path in (home / "runs/digits/checkpoints").glob("*/*"):
+        key = f"checkpoints/{path.parent.name}/{path.name}"
+        client.put_object(Bucket=section["bucket"], Key=key, Body=path.read_bytes())
+    shown = run(place, "export", "cloud", "--dry-run")
+    assert "would package step-00000034 (" in shown
+    assert not (place / "cloud-model").exists()
+    run(place, "export", "cloud")
+    name = "model.safetensors"
+    assert (place / "cloud-model" / name).read_bytes() == (model / name).read_bytes()
+    run(place, "cancel", "cloud")
+
+
 def test_what_cannot_be_packaged_is_a_sentence(place, project, capsys):
     """`project` has the test's own state folder again."""
 
@@ -317,6 +346,7 @@ def test_what_cannot_be_packaged_is_a_sentence(place, project, capsys):
     (project / "folder").mkdir()
     assert error("export", "digits", "--to", "folder") == (64, "folder already exists")
     assert error("export", "digits", "--to", "gs://x/y")[0] == 64
+    assert error("export", "digits", "--to", "no/where")[1].endswith("no does not exist")
     assert error("deploy", "folder") == (66, "folder is not a package: it has no manifest.json")
     assert error("deploy", "digits", "--backend", "slurm")[0] == 64
     folder = project / "run"
