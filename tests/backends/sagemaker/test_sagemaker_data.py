@@ -459,11 +459,13 @@ class Killing:
                 self.process.kill()
                 return None
             self.busy += 1
-        answer = forward()
-        with self.lock:
+        try:
+            answer = forward()
             self.complete[one.path] += answer[0] == 200
-            self.busy -= 1
-        return answer
+            return answer
+        finally:
+            with self.lock:
+                self.busy -= 1
 
 
 @pytest.mark.slow
