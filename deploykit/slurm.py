@@ -68,6 +68,8 @@ def _unsupported(job: JobSpec, options: Options) -> Iterator[Problem]:
             yield Problem(f"slurm.{name}", "is not supported for functions", hint)
     if job.outputs:
         yield Problem("outputs", "is not supported for functions", hint)
+    if job.environment is not None and job.environment.node_local:
+        yield Problem("environment.node_local", "is not supported for functions", hint)
     for name, value in job.env.items():
         if checks.is_secret(value):
             yield Problem(f"env.{name}", "secrets are not supported for functions", hint)
