@@ -124,7 +124,7 @@ def _md5() -> Any:
 
 def transfer_price(size: int) -> str:
     """Describe what AWS bills for a download from outside its network."""
-    price = f"{size / 1e9 * _PRICE:.2f} USD"
+    price = f"{max(size / 1e9 * _PRICE, 0.01):.2f} USD"
     return f"AWS bills up to {price} to download {units.size(size)}; 100 GB a month are free"
 
 
