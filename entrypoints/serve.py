@@ -22,9 +22,11 @@ import signal
 import socket
 import sys
 import threading
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TypeVar
 
 try:
     import uvicorn
@@ -42,12 +44,15 @@ CONNECTIONS = 1000
 """Open connections, above which further ones get 503."""
 STOPPING = 20
 """Seconds for requests underway after SIGTERM."""
-_handler: Handler
-"""In a replica: its model."""
+T = TypeVar("T")
 
 
 class TooLargeError(Exception):
     """A body is larger than the limit."""
+
+
+class ReplicaEndedError(Exception):
+    """The process of a replica has ended, or its model cannot be loaded."""
 
 
 class Replica:
@@ -56,34 +61,50 @@ class Replica:
     def __init__(self, package: Path, device: str) -> None:
         self._package = package
         self._device = device
-        self._pid = 0
 
     async def start(self) -> None:
-        """Start the process and load the model. Raises BrokenProcessPool if that fails."""
+        """Start the process and load the model. Raises ReplicaEndedError if that fails."""
         spawn = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(1, spawn, _load, (self._package, self._device))
-        self._pid = await asyncio.wrap_future(self._pool.submit(os.getpid))
+        self._connection, theirs = spawn.Pipe()
+        arguments = (theirs, self._package, self._device)
+        self._process = spawn.Process(target=_replica, args=arguments, daemon=True)
+        self._process.start()
+        theirs.close()
+        self._thread = ThreadPoolExecutor(1)
+        await self._in_thread(self._connection.recv)
 
     async def answer(self, body: bytes, content_type: str, accept: str) -> Answer:
-        """Answer a request. Raises BrokenProcessPool if the process ends."""
-        return await asyncio.wrap_future(self._pool.submit(_answer, body, content_type, accept))
+        """Answer a request. Raises ReplicaEndedError if the process ends."""
+
+        def exchange() -> Answer:
+            self._connection.send((body, content_type, accept))
+            answer: Answer = self._connection.recv()
+            return answer
+
+        return await self._in_thread(exchange)
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+        except (EOFError, OSError):
+            raise ReplicaEndedError from None
 
     def stop(self) -> None:
         """End the process, whatever it does."""
-        with contextlib.suppress(ProcessLookupError):
-            if self._pid:
-                os.kill(self._pid, signal.SIGKILL)
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._process.kill()
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-def _load(package: Path, device: str) -> None:
-    """Begin a replica: load the model, and end with the server, however that ends."""
-    global _handler  # noqa: PLW0603 - a process has one model
+def _replica(requests: Connection, package: Path, device: str) -> None:
+    """Load the model, answer requests, and end with the server, however that ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C goes to the server, which ends the replicas
     threading.Thread(target=_end_with_server, daemon=True).start()
     if device:
         os.environ["DEPLOYKIT_DEVICE"] = device
-    _handler = Handler(package)
+    handler = Handler(package)
+    requests.send("ready")
+    while True:
+        requests.send(handler.answer(*requests.recv()))
 
 
 def _end_with_server() -> None:
@@ -91,10 +112,6 @@ def _end_with_server() -> None:
     if server is not None:
         server.join()
         os._exit(1)
-
-
-def _answer(body: bytes, content_type: str, accept: str) -> Answer:
-    return _handler.answer(body, content_type, accept)
 
 
 class Service:
@@ -121,7 +138,7 @@ class Service:
         ]
 
     async def start(self) -> None:
-        """Load all models. Raises BrokenProcessPool if one cannot be loaded."""
+        """Load all models. Raises ReplicaEndedError if one cannot be loaded."""
         await asyncio.gather(*(self._start(replica) for replica in self._replicas))
 
     def stop(self) -> None:
@@ -184,7 +201,7 @@ class Service:
         except asyncio.TimeoutError:  # noqa: UP041
             self._restart(replica)
             return refusal(504, f"no answer within {self._options.timeout:g} s")
-        except BrokenProcessPool:
+        except ReplicaEndedError:
             self._restart(replica)
             return refusal(500, "the process that computed the answer ended; it is replaced")
         self._idle.put_nowait(replica)
@@ -236,6 +253,8 @@ def main() -> None:
 
 async def serve(options: argparse.Namespace, listening: socket.socket) -> int:
     """Load the models, answer requests until a signal comes, and return an exit code."""
+    # asyncio sets it only on sockets that name their protocol; connections inherit it
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     service = Service(options)
     try:
         await service.start()
@@ -257,7 +276,7 @@ async def serve(options: argparse.Namespace, listening: socket.socket) -> int:
             timeout_graceful_shutdown=STOPPING,
         )
         await uvicorn.Server(config).serve(sockets=[listening])
-    except BrokenProcessPool:
+    except ReplicaEndedError:
         service.failed = True
     finally:
         service.stop()

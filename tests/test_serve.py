@@ -40,7 +40,7 @@ def predict_fn(data, folder, context):
     if data == "die":
         os._exit(3)
     if data == "wait":
-        (folder / "waiting").touch()
+        (folder / f"waiting-{os.getpid()}").touch()
         while not (folder / "go").exists():
             time.sleep(0.01)
     if data == "raise":
@@ -201,7 +201,7 @@ def test_one_request_too_many_is_refused_and_replicas_work_side_by_side(serve, p
     server = serve("--replicas", "2", "--concurrency", "2")
     with concurrent.futures.ThreadPoolExecutor() as pool:
         waiting = pool.submit(server.post, "wait")
-        until((package / "waiting").exists)
+        until(lambda: list(package.glob("waiting-*")))
         assert server.post("other")[0] == 200
         second = pool.submit(server.post, "wait")
         until(lambda: server.post("third")[0] == 503)
@@ -241,7 +241,7 @@ def test_requests_underway_are_answered_after_sigterm(serve, package):
     server = serve()
     with concurrent.futures.ThreadPoolExecutor() as pool:
         waiting = pool.submit(server.post, "wait")
-        until((package / "waiting").exists)
+        until(lambda: list(package.glob("waiting-*")))
         server.process.terminate()
         (package / "go").touch()
         assert waiting.result()[0] == 200
