@@ -65,11 +65,11 @@ class Replica:
     async def start(self) -> None:
         """Start the process and load the model. Raises ReplicaEndedError if that fails."""
         spawn = multiprocessing.get_context("spawn")
-        self._connection, theirs = spawn.Pipe()
-        arguments = (theirs, self._package, self._device)
+        self._connection, inner = spawn.Pipe()
+        arguments = (inner, self._package, self._device)
         self._process = spawn.Process(target=_replica, args=arguments, daemon=True)
         self._process.start()
-        theirs.close()
+        inner.close()
         self._thread = ThreadPoolExecutor(1)
         await self._in_thread(self._connection.recv)
 
@@ -253,6 +253,8 @@ def main() -> None:
 
 async def serve(options: argparse.Namespace, listening: socket.socket) -> int:
     """Load the models, answer requests until a signal comes, and return an exit code."""
+    # asyncio sets it only on sockets that name their protocol; connections inherit it
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     service = Service(options)
     try:
         await service.start()
