@@ -51,6 +51,7 @@ VARIABLES = {
 
 INTERNAL = {
     "DEPLOYKIT_STAGE": "JSON, channel to its section of `data`; removed once copied",
+    "DEPLOYKIT_ENVIRONMENT": "the folder of the environment that this node has made for the job",
     "DEPLOYKIT_SECRETS": "JSON, variable to `secret:` reference; removed once resolved",
     "DEPLOYKIT_BUNDLE": "on SageMaker: the hash of the planned source, which `launch.py` compares "
     "with that of the bundle's files; removed after that",

@@ -204,7 +204,8 @@ def test_one_request_too_many_is_refused_and_replicas_work_side_by_side(serve, p
         until(lambda: list(package.glob("waiting-*")))
         assert server.post("other")[0] == 200
         second = pool.submit(server.post, "wait")
-        until(lambda: server.post("third")[0] == 503)
+        until(lambda: len(list(package.glob("waiting-*"))) == 2)
+        assert server.post("third")[0] == 503
         assert server.ping() == 200
         (package / "go").touch()
         pids = {each.result()[1][0] for each in (waiting, second)}

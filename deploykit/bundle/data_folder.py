@@ -47,12 +47,11 @@ def scan(channel: str, location: str) -> DataFolder:
 
     Raises JobFileError with every file that cannot be used, TryAgain if one changes meanwhile.
     """
-    source, problems = Path(location), list[Problem]()
-    is_file = source.is_file()
-    walked = [(source.name, source.stat())] if is_file else list(_walk(channel, source, problems))
-    problems += _unusable(channel, source, walked)
+    source = Path(location)
+    walked, problems = _listed(channel, source)
     if any(problem.severity == "error" for problem in problems):
         raise JobFileError(f"the data in {source}", problems)
+    is_file = source.is_file()
     top = source.parent if is_file else source
     files = tuple(_checked(top, sorted(walked, key=lambda one: one[0]), _known(source)))
     listed = [[file.path, file.size, file.checksum] for file in files]
@@ -66,6 +65,21 @@ def scan(channel: str, location: str) -> DataFolder:
         hashlib.sha256(manifest.encode()).hexdigest(),
         warnings=tuple(problems),
     )
+
+
+def errors(channel: str, location: str) -> Iterator[Problem]:
+    """What `scan` would raise for a folder or file, if it exists; reads no content."""
+    if os.path.exists(location):  # noqa: PTH110 - pathlib's raises for a name that is too long
+        _, problems = _listed(channel, Path(location))
+        yield from (problem for problem in problems if problem.severity == "error")
+
+
+def _listed(channel: str, source: Path) -> tuple[list[_Stat], list[Problem]]:
+    """The files to upload, and what is wrong with them."""
+    problems = list[Problem]()
+    is_file = source.is_file()
+    walked = [(source.name, source.stat())] if is_file else list(_walk(channel, source, problems))
+    return walked, [*problems, *_unusable(channel, source, walked)]
 
 
 def remember(folders: Iterable[DataFolder]) -> None:

@@ -28,6 +28,8 @@ from deploykit.run import lifecycle
 
 _LINTER = "cfn-lint"
 _POLICY = "submitter.json"
+_OFFER = "submitter_policy"
+"""What the backend must offer for it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,8 +78,9 @@ def _submitter(args: argparse.Namespace) -> int:
     """Write the policy of whoever submits a job, and print the command that attaches it."""
     if args.action != "render":
         raise UsageError("--submitter writes a policy", hint="infra render --submitter job.yaml")
-    plan = lifecycle.prepare(args.submitter, (), "sagemaker", None).plan
-    engine = backend.require(plan.backend, "submitter_policy")
+    names = (each for each in backend.names() if backend.offers(backend.find(each), _OFFER))
+    plan = lifecycle.prepare(args.submitter, (), next(names), None).plan
+    engine = backend.require(plan.backend, _OFFER)
     policy = engine.submitter_policy(plan.job, plan.options)
     _write(args.out, {_POLICY: json.dumps(policy, indent=2) + "\n"}, force=args.force)
     document = ("--policy-name", "deploykit-submit", "--policy-document", f"file://{_POLICY}")

@@ -220,7 +220,7 @@ def test_problems_as_json(project, capsys):
 
 def test_check_says_for_which_backends(project, capsys):
     assert run("check", "--set", "data.train=s3://b/x", "--backend", "local") == 65
-    assert "--set data.train=FOLDER" in capsys.readouterr().err
+    assert "{path: s3://b/x, stage: node}" in capsys.readouterr().err
     assert run("check") == 0
     assert capsys.readouterr().out == "job.yaml: no errors for local\n"
 

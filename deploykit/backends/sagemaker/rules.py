@@ -40,6 +40,7 @@ from deploykit.backends.sagemaker.options import (
     region,
 )
 from deploykit.backends.sagemaker.request import argument_vector
+from deploykit.bundle import data_folder
 from deploykit.doctor.requirements import IMPOSSIBLE_BUCKET, REGION
 from deploykit.job import checks, environments
 from deploykit.job.model import DataFolder, JobSpec, Problem
@@ -268,6 +269,8 @@ def _check_features(job: JobSpec, options: Options) -> Iterator[Problem]:
         yield Problem(f"env.{checks.DEBUGGER}", message, "remove --debugger, or run it locally")
     local = {name: job.data[name] for name in local_data(job, options)}
     yield from backend.missing_data(replace(job, data=local))
+    for name, channel in local.items():
+        yield from data_folder.errors(name, channel.path)
     if job.log_limit != backend.LOG_LIMIT:
         message = "is not enforced on SageMaker: CloudWatch stores all output, and AWS bills it"
         yield Problem("log_limit", message, severity="warning")
