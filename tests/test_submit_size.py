@@ -95,7 +95,7 @@ def test_a_terminal_shows_a_bar_and_a_pipe_none(large, capsys, monkeypatch):
     cli.main(["cancel", "two"])
     assert code == 0
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
-    assert re.search(r"packing .*10\.\d/10\.\d MB", plain)
+    assert re.search(r"packing .*11\.\d/11\.\d MB", plain)
     assert "two: " in plain.rpartition("packing")[2]
 
 
