@@ -18,13 +18,18 @@ _START = "Traceback (most recent call last):"
 _RANK = re.compile(r"\[rank\d+\]:\s?")
 """What torch writes before each line of an exception that ends a rank."""
 _CHAINED = ("During handling of the above", "The above exception was")
-_AGENT = re.compile(r"[WE]\d{4} [\d:.]+ +\d+ torch/distributed/elastic/")
+_AGENT = re.compile(
+    r"[WE]\d{4} [\d:.]+ +\d+ torch/distributed/elastic/"
+    r"|\[W\d{4} [\d:.]+ TCPStore\.cpp:\d+\] \[c10d\] (?:recvValueWithTimeout|sendBytes) failed"
+)
+"""What torchrun says on a node, also when the node with its store ends a second earlier."""
 _SUMMARY = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"
 _FRAME = re.compile(r"frame #\d+: |Exception raised from \S+ at ")
 """C++ below a message of PyTorch (c10::Error)."""
 _BEGINS = (
     "Traceback (most recent call last",
     "torch/distributed/elastic/",
+    " TCPStore.cpp:",
     "Exception raised from ",
 )
 """Parts of what is folded, and `_FRAME`. One after the other is faster than a pattern of all."""

@@ -162,8 +162,8 @@ class _Channel:
         node, count = self._here.node, len(self._here.hosts)
         if len(entries) < count:
             raise StagingError(
-                f"data.{self._name}: {self._location} has {len(entries)} files, too few to give "
-                f"each of {count} nodes a share. Write it as more files, or set stage: node."
+                f"data.{self._name}: {self._location} has {_counted(len(entries))}, too few to "
+                f"give each of {count} nodes a share. Write it as more files, or set stage: node."
             )
         return entries[node::count], f"-{node}-of-{count}"
 
@@ -238,7 +238,7 @@ class _Channel:
         size = sum(entry.size for entry in entries)
         left = sum(entry.size for entry in missing)
         self._say(
-            f"data.{self._name}: copying {readable(left)} in {len(missing)} files from "
+            f"data.{self._name}: copying {readable(left)} in {_counted(len(missing))} from "
             f"{self._location} to {folder}"
         )
         begun = time.monotonic()
@@ -354,6 +354,10 @@ def _copy_file(source: str, target: str) -> None:
     except OSError as error:
         error.filename = error.filename or target
         raise
+
+
+def _counted(files: int) -> str:
+    return "1 file" if files == 1 else f"{files} files"
 
 
 def _files(root: str) -> Iterator[str]:

@@ -225,7 +225,7 @@ def test_files_that_a_cleaner_has_deleted_are_copied_again(node, tmp_path):
     (folder / "part 1/001.bin").unlink()
     again, said = node.stage(source)
     assert (again, contents(again)) == (folder, expected)
-    assert "in 1 files from" in said
+    assert "in 1 file from" in said
 
 
 def test_two_jobs_on_one_node_do_not_disturb_each_other(node, tmp_path):

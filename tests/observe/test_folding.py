@@ -66,8 +66,14 @@ frame #1: <unknown function> + 0x674888d (0x7ff05e54888d in libtorch_cpu.so)
 
 
 def test_frames_of_cpp_go_and_the_message_above_them_stays():
-    texts = shown(lines(FRAMES), lines("\nframe 1 of the film\n", 0))
+    texts = shown(lines(FRAMES, 0), lines("\nframe 1 of the film\n", 1))
     assert texts == [FRAMES.partition("\n")[0], "", "frame 1 of the film", ""]
+
+
+def test_torchrun_that_outlives_its_store_is_not_heard():
+    """It warns on each node that ends after the first one, even if the run has succeeded."""
+    broken = FRAMES.replace("recvValueWithTimeout failed: Failed", "sendBytes failed on Socket")
+    assert shown(lines(FRAMES), lines(broken), lines("the end")) == ["the end"]
 
 
 def test_a_traceback_of_several_ranks_is_printed_once():
