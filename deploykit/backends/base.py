@@ -424,7 +424,13 @@ def find(name: str) -> Backend:
         return cast(Backend, importlib.import_module(f"deploykit.backends.{name}"))
     for point in _installed():
         if point.name == name:
-            return cast(Backend, point.load())
+            try:
+                return cast(Backend, point.load())
+            except Exception as error:
+                raise UsageError(
+                    f"backend {name} cannot be imported: {type(error).__name__}: {error}",
+                    hint=f"it is the module {point.value}; repair or uninstall its package",
+                ) from error
     known = list(names())
     raise UsageError(
         f"unknown backend {name!r}",

@@ -44,6 +44,11 @@ _CLUTTER = (
 )
 _ENVIRONMENT = frozenset({"pyvenv.cfg", "conda-meta"})
 """What the folder of a virtual environment, or of one of conda's, contains."""
+FETCHED = ".deploykit-fetched.json"
+"""In a folder that `deploykit fetch` has written: what is complete there."""
+_OURS = frozenset({FETCHED, "runs.sqlite"})
+"""What a folder of results that were fetched, or a state folder, contains."""
+_LEFT_WHOLE = _ENVIRONMENT | _OURS
 _MAX_IGNORE_FILE = 1 << 20
 """Bytes."""
 _OUR_PAGE = b'<meta name="generator" content="deploykit">'
@@ -214,7 +219,15 @@ def _is_whole(match: re.Match[str]) -> bool:
 
 
 def rules_of(source: Path) -> IgnoreRules:
-    """The ignore rules of a source folder. Raises JobFileError where they cannot be read."""
+    """The ignore rules of a source folder.
+
+    Raises JobFileError where they cannot be read, and for a whole home folder or file system.
+    """
+    what = {"/": "the whole file system", os.path.expanduser("~"): "your whole home folder"}  # noqa: PTH111 - pathlib's raises for an unknown user
+    if everything := what.get(str(source.resolve())):
+        hint = "go to the folder of your script first, or set `source`"
+        problem = Problem("source", f"is {everything}, and all of it would be sent", hint)
+        raise JobFileError(f"the source folder {source}", [problem])
     try:
         return IgnoreRules(source)
     except OSError as error:
@@ -225,10 +238,10 @@ def rules_of(source: Path) -> IgnoreRules:
 def walk(source: Path, rules: IgnoreRules, problems: list[Problem]) -> Iterator[Entry]:
     """Every file and link below `source` that is not ignored; unusable ones become problems.
 
-    A Python environment is left out, with a warning, and so are deploykit's own reports.
+    A Python environment is left out, with a warning; deploykit's own reports, fetched results and
+    state folders silently.
     """
-    top, state = os.path.realpath(source), str(paths.state())
-    state_name = os.path.basename(state)  # noqa: PTH119 - as text
+    top, state = os.path.realpath(source), paths.state()
     folders = [""]
     while folders:
         folder = folders.pop()
@@ -238,27 +251,15 @@ def walk(source: Path, rules: IgnoreRules, problems: list[Problem]) -> Iterator[
         except OSError as error:
             problems.append(_unreadable(folder or ".", error))
             continue
-        is_environment = not _ENVIRONMENT.isdisjoint(item.name for item in items)
-        if folder and is_environment and not rules.wanted(folder):
-            size = sum(
-                os.lstat(os.path.join(root, name)).st_size  # noqa: PTH118 - fast for many files
-                for root, _, names in os.walk(source / folder)
-                for name in names
-            )
-            message = f"left out: the Python environment {folder} ({size / 1e6:.0f} MB)"
-            hint = (
-                "an environment works only in the folder where it was created; "
-                f"to include it, add !/{folder} to .deploykitignore"
-            )
-            problems.append(Problem("source", message, hint, severity="warning"))
+        names = {item.name for item in items} if folder and not rules.wanted(folder) else set()
+        if not _ENVIRONMENT.isdisjoint(names):
+            problems.append(_environment_warning(source, folder))
+        if not _LEFT_WHOLE.isdisjoint(names):
             continue
         for item in items:
             path = f"{folder}{item.name}"
             is_folder = item.is_dir(follow_symlinks=False)
-            if rules.ignored(path, is_folder=is_folder):
-                continue
-            # the state folder may be inside a source folder
-            if item.name == state_name and os.path.abspath(item.path) == state:  # noqa: PTH100 - keeps links
+            if rules.ignored(path, is_folder=is_folder) or _is_folder(item, state):
                 continue
             if is_folder:
                 folders.append(f"{path}/")
@@ -270,6 +271,25 @@ def walk(source: Path, rules: IgnoreRules, problems: list[Problem]) -> Iterator[
                 continue
             else:
                 yield entry
+
+
+def _is_folder(item: os.DirEntry[str], folder: Path) -> bool:
+    """Whether an entry is this folder, such as the state folder inside a source folder."""
+    return item.name == folder.name and os.path.abspath(item.path) == str(folder)  # noqa: PTH100 - keeps links
+
+
+def _environment_warning(source: Path, folder: str) -> Problem:
+    size = sum(
+        os.lstat(os.path.join(root, name)).st_size  # noqa: PTH118 - fast for many files
+        for root, _, names in os.walk(source / folder)
+        for name in names
+    )
+    message = f"left out: the Python environment {folder} ({size / 1e6:.0f} MB)"
+    hint = (
+        "an environment works only in the folder where it was created; "
+        f"to include it, add !/{folder} to .deploykitignore"
+    )
+    return Problem("source", message, hint, severity="warning")
 
 
 def opened(source: Path, entry: Entry) -> IO[bytes]:

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         return _probe(args.backend, args.target, as_json=args.json)
     if args.target is not None:
         raise UsageError("--target requires --probe", hint="deploykit backends B --probe")
-    rows = [_describe(name) for name in ([args.backend] if args.backend else backend.names())]
+    rows = [_describe(args.backend)] if args.backend else list(map(_row, backend.names()))
     if args.json:
         output.emit(rows)
         return 0
@@ -60,6 +60,15 @@ def _probe(name: str | None, target: str | None, *, as_json: bool) -> int:
     first, *others = profile.summary
     output.say(f"{profile.path}: {first}", *(f"  {line}" for line in others))
     return 0
+
+
+def _row(name: str) -> dict[str, Any]:
+    """One of all backends, which does not hide the others if it cannot be imported."""
+    try:
+        return _describe(name)
+    except UsageError as error:
+        broken = {"summary": "", "usable": False, "here": f"no: {error.message}"}
+        return {"name": name, **broken, "missing": [], "how": [error.hint or ""], "offers": []}
 
 
 def _describe(name: str) -> dict[str, Any]:

@@ -18,12 +18,13 @@ from typing import NamedTuple
 
 from deploykit.backends import base as backend
 from deploykit.backends.base import RemoteFile
-from deploykit.lib import progress
+from deploykit.bundle import source_tree
+from deploykit.lib import progress, untar
 from deploykit.lib.errors import CannotWrite, NotFound, TryAgain
 from deploykit.run.registry import Run
 
 PARTS = ("output", "checkpoints")
-_RECORD = ".deploykit-fetched.json"
+_RECORD = source_tree.FETCHED
 """In the target folder: each complete file, with the size and time that the original had."""
 _QUOTED = 10
 """Files that an error message lists."""
@@ -152,10 +153,12 @@ def fetch(row: Run, files: Sequence[Listed], here: Collection[str], target: Path
                 engine = backend.require(row.backend, "download")
                 engine.download(row.handle, copied, target / part, done)
         finally:
-            _record(target, [one for one in chosen if _is_complete(one, target)])
+            plain = [one for one in chosen if one.file.name not in _ARCHIVES]
+            _record(target, [one for one in plain if _is_complete(one, target)])
         for one in chosen:
             if one.file.name in _ARCHIVES:
                 _unpack(target / one.path, target / _ARCHIVES[one.file.name])
+                _record(target, [one])
 
 
 def _copy(files: Sequence[RemoteFile], folder: Path, done: Callable[[int], None]) -> None:
@@ -180,8 +183,8 @@ def _unpack(archive: Path, folder: Path) -> None:
     """
     try:
         with tarfile.open(archive) as opened:
-            opened.extractall(folder, filter="data")
-    except tarfile.FilterError as error:
+            untar.extract_all(opened, folder)
+    except untar.UnsafeMemberError as error:
         raise CannotWrite(
             f"{archive} was not unpacked: {error}", hint="the archive is kept; unpack it by hand"
         ) from error

@@ -157,6 +157,21 @@ def test_every_verb_is_tried_here_or_needs_no_backend():
     assert set(cli.VERBS) - tried == {"advise", "completion", "infra", "nodes"}
 
 
+def test_one_that_cannot_be_imported_is_named_and_hides_no_other(tmp_path, capsys):
+    info = tmp_path / "site/torn-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torn\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[deploykit.backends]\ntorn = no_such_module\n")
+    code, shown = run(capsys, "submit", "--backend", "torn")
+    assert code == 64
+    assert "backend torn cannot be imported: ModuleNotFoundError" in shown.err
+    code, shown = run(capsys, "backends", "--json")
+    rows = {row["name"]: row for row in json.loads(shown.out)}
+    assert code == 0
+    assert rows["print"]["usable"]
+    assert not rows["torn"]["usable"]
+
+
 def test_commands_name_no_backend():
     """Strings that are a backend's name; a hint or a help text may mention one as an example."""
     for path in (EXAMPLES.parent / "deploykit/cli").glob("*.py"):

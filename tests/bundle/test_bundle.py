@@ -214,6 +214,27 @@ def test_a_report_of_deploykits_own_does_not_travel(tmp_path):
     assert {"report-digits-1.html", "index.html"} <= names(tmp_path / "p")
 
 
+def test_fetched_results_and_old_state_do_not_travel(tmp_path):
+    source = tree(tmp_path / "p", {"train.py": "1"})
+    before = bundle.scan(source, LIMIT).hash
+    fetched = {"run-1/.deploykit-fetched.json": "{}", "run-1/output/weights.pt": "1"}
+    tree(source, {**fetched, "state/runs.sqlite": "", "state/runs/run-1/job.json": "{}"})
+    assert bundle.scan(source, LIMIT).hash == before
+    (source / ".deploykitignore").write_text("!run-1/\n")
+    assert "run-1/output/weights.pt" in names(source)
+
+
+def test_a_whole_home_folder_is_refused(tmp_path, monkeypatch):
+    """It holds tokens of many programs, whose names nobody can list."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    source = tree(tmp_path, {"train.py": "1"})
+    with pytest.raises(JobFileError, match="is your whole home folder"):
+        bundle.scan(source, LIMIT)
+    assert names(tree(tmp_path / "project", {"train.py": "1"})) == {"train.py"}
+    with pytest.raises(JobFileError, match="is the whole file system"):
+        bundle.scan(Path("/"), LIMIT)
+
+
 def test_pointers_of_git_lfs_are_named(tmp_path):
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
     source = tree(tmp_path, {"a.bin": pointer, "b.md": f"see {pointer}"})

@@ -163,6 +163,7 @@ class TestFromS3:
         target = tmp_path / "to"
         refused = deploykit("fetch", "digits-1", "--to", str(target), code=73)
         assert "was not unpacked" in refused["message"]
+        deploykit("fetch", "digits-1", "--to", str(target), code=73)  # it is not complete
         assert not (target / "output/out").is_symlink()
         job.put_result("output.tar.gz", b"no archive at all")
         damaged = deploykit("fetch", "digits-1", "--to", str(target), code=75)

@@ -29,7 +29,7 @@ from deploykit.backends import checkpoints
 from deploykit.backends.base import RemoteFile
 from deploykit.bundle import archive as bundles
 from deploykit.job.model import Handle, Plan
-from deploykit.lib import paths, progress, shell
+from deploykit.lib import paths, progress, shell, untar
 from deploykit.lib.errors import BackendUnavailable, CannotWrite, NotPermitted, TryAgain
 from deploykit.observe import logfiles
 
@@ -401,7 +401,7 @@ def _tar(remote: RemoteFolder, local: Path, patterns: Sequence[str], *, growing:
         copy = Path(temporary)
         try:
             with tarfile.open(fileobj=io.BytesIO(out)) as archive:
-                archive.extractall(copy, filter=_harmless)  # noqa: S202 - harmless
+                untar.extract_all(archive, copy, skip_unsafe=True)
         except (tarfile.TarError, zlib.error, EOFError, OSError, LookupError, ValueError) as error:
             raise BackendUnavailable(f"{remote.host} sent no usable archive: {error}") from error
         matching = [path for pattern in patterns for path in copy.glob(pattern)]
@@ -414,17 +414,6 @@ def _tar(remote: RemoteFolder, local: Path, patterns: Sequence[str], *, growing:
         for path in [path for pattern in patterns for path in local.glob(pattern)]:
             if path.relative_to(local) not in names:
                 path.unlink()
-
-
-def _harmless(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
-    """Skip a member that leaves the folder or is not a regular file, such as a link.
-
-    `errorlevel=0` would extract it (CVE-2025-4435).
-    """
-    try:
-        return tarfile.data_filter(member, folder)
-    except tarfile.FilterError:
-        return None
 
 
 def _take(new: Path, old: Path, *, growing: bool) -> None:
@@ -552,7 +541,7 @@ def _tar_files(
 
 def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
     """Write a regular file under a temporary name first."""
-    content = archive.extractfile(tarfile.data_filter(member, str(folder)))
+    content = archive.extractfile(untar.checked(member, folder))
     if content is None:
         return
     path = folder / member.name
