@@ -145,7 +145,9 @@ class _Channel:
         return folder / entries[0].name if is_file and Path(self._location).is_file() else folder
 
     def _source(self) -> Bucket | Folder:
-        return Bucket(self._location) if "://" in self._location else Folder(self._location)
+        if "://" in self._location:
+            return Bucket(self._location, self._env)
+        return Folder(self._location)
 
     def _share(self, entries: list[Entry]) -> tuple[list[Entry], str]:
         """The files of this node, and which share of all they are, as part of a name."""

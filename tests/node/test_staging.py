@@ -21,7 +21,7 @@ sys.path.insert(0, sys.argv[1])
 from deploykit_node import staging
 from deploykit_node.cluster import Cluster
 
-env = dict(os.environ)
+env = {**os.environ, **json.loads(os.environ.get("RESOLVED", "{}"))}
 hosts = ("here",) * int(env.get("COUNT", "1"))
 try:
     staging.run(env, Cluster("emulated", int(env.get("NODE", "0")), hosts), elastic=False)
@@ -327,6 +327,24 @@ def test_without_permission_it_is_said_in_a_sentence(node, bucket, enforced):
     assert folder is None
     assert "data.train was not copied to this node: s3://my-bucket/set/train was not listed" in said
     assert "Traceback" not in said
+
+
+def test_a_secret_key_of_the_job_opens_the_bucket(node, bucket, enforced):
+    """As resolved on the node: in the variables of the ranks, not in those of the launcher."""
+    iam = boto3.client("iam", region_name="us-east-1")
+    iam.create_user(UserName="reader")
+    key = iam.create_access_key(UserName="reader")["AccessKey"]
+    rule = {"Effect": "Allow", "Action": "s3:*", "Resource": "*"}
+    text = json.dumps({"Version": "2012-10-17", "Statement": [rule]})
+    iam.put_user_policy(UserName="reader", PolicyName="read", PolicyDocument=text)
+    put(bucket, 1)
+    enforced()
+    keys = {
+        "AWS_ACCESS_KEY_ID": key["AccessKeyId"],
+        "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
+    }
+    folder, said = node.stage("s3://my-bucket/set/train", RESOLVED=json.dumps(keys))
+    assert folder is not None, said
 
 
 def test_a_connection_that_drops_names_the_object(node, bucket, aws):
