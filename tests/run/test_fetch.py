@@ -94,7 +94,7 @@ class TestFromS3:
             "output/model.tar.gz",
             "output/output.tar.gz",
         ]
-        assert dry["price"].startswith("AWS bills up to 0.00 USD for ")
+        assert dry["price"].startswith("AWS bills up to 0.01 USD to download ")
         assert not target.exists()
         before = len(job.downloads)
 
