@@ -30,6 +30,12 @@ class BucketError(LaunchError):
     """A prefix cannot be read or written. The message is a sentence with the address."""
 
 
+def reason(error: OSError) -> str:
+    """Return why a file cannot be used, with its name."""
+    where = f" ({error.filename})" if error.filename else ""
+    return f"{error.strerror or error}{where}"
+
+
 class Entry(NamedTuple):
     """An object below the prefix."""
 
@@ -179,8 +185,6 @@ class Bucket:
         try:
             yield
         except OSError as error:
-            where = f" ({error.filename})" if error.filename else ""
-            why = f"{error.strerror or error}{where}"
-            raise BucketError(f"{self.location}{name} was not {action}: {why}") from error
+            raise BucketError(f"{self.location}{name} was not {action}: {reason(error)}") from error
         except failures as error:
             raise BucketError(f"{self.location}{name} was not {action}: {error}") from error

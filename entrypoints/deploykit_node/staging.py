@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import shutil
-import stat
 import sys
 import threading
 import time
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from deploykit_node import log, records
-from deploykit_node.bucket import Bucket, Entry
+from deploykit_node.bucket import Bucket, Entry, reason
 from deploykit_node.cluster import BadEnvironment, Cluster, LaunchError
 from deploykit_node.environment import Environ
 from deploykit_node.network.gathering import Pause, gathering
@@ -72,8 +71,7 @@ def run(env: Environ, here: Cluster, *, elastic: bool) -> None:
         except LaunchError as error:
             raise StagingError(f"data.{name} was not copied to this node: {error}") from error
         except OSError as error:
-            where = f" ({error.filename})" if error.filename else ""
-            why = f"{error.strerror or error}{where}"
+            why = reason(error)
             raise StagingError(f"data.{name} was not copied to this node: {why}.") from error
         env[f"DEPLOYKIT_DATA_{name.upper()}"] = str(path)
         progress.copied(name, path)
@@ -176,19 +174,10 @@ class _Channel:
             records.make_folder(root)
             return root
         base = self._temporary() if self._base is None else self._expanded(self._base)
-        root = base / f"deploykit-{os.getuid()}"
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        state = root.lstat()
-        if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid():
-            raise StagingError(
-                f"data.{self._name}: {root} belongs to another user. Set stage_folder to a folder "
-                "of your own."
-            )
-        root.chmod(0o700)
-        return root
+        return records.own_folder(base, "set stage_folder to a folder of your own.")
 
     def _temporary(self) -> Path:
-        choices = (self._env.get("SLURM_TMPDIR"), "/scratch", self._env.get("TMPDIR"), "/tmp")  # noqa: S108 - `_root` closes it to other users
+        choices = (self._env.get("SLURM_TMPDIR"), "/scratch", self._env.get("TMPDIR"), "/tmp")  # noqa: S108 - `own_folder` is closed to other users
         for folder in filter(None, choices):
             if Path(folder).is_dir() and os.access(folder, os.W_OK | os.X_OK):
                 return Path(folder)
