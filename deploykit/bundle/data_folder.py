@@ -240,10 +240,11 @@ def _checksums(file: IO[bytes], size: int) -> tuple[str, tuple[str, ...]]:
             digest.update(file.read(_BLOCK))
         digests.append(digest.digest())
     if size < PART:
-        return _base64(digests[0]), ()
-    whole = _base64(hashlib.sha256(b"".join(digests)).digest())
-    return f"{whole}-{len(digests)}", tuple(map(_base64, digests))
+        return as_base64(digests[0]), ()
+    whole = as_base64(hashlib.sha256(b"".join(digests)).digest())
+    return f"{whole}-{len(digests)}", tuple(map(as_base64, digests))
 
 
-def _base64(digest: bytes) -> str:
+def as_base64(digest: bytes) -> str:
+    """Return a digest as S3 writes checksums."""
     return base64.b64encode(digest).decode()
