@@ -141,7 +141,7 @@ def _walk(channel: str, source: Path, problems: list[Problem]) -> Iterator[_Stat
 def _unreadable(item: os.DirEntry[str]) -> str:
     """Why a file cannot be uploaded; empty if it can."""
     if not item.is_file():
-        return "is a link to nothing" if item.is_symlink() else "is neither a file nor a folder"
+        return "is a broken link" if item.is_symlink() else "is neither a file nor a folder"
     return "" if os.access(item.path, os.R_OK) else "cannot be read: permission denied"
 
 
@@ -205,7 +205,7 @@ def is_unchanged(top: Path, file: DataFile) -> bool:
 def changed(path: Path | str) -> TryAgain:
     """The error for data that changed while a job was prepared or sent."""
     return TryAgain(
-        f"{path} changed while the data were read or uploaded",
+        f"{path} changed while the data was read or uploaded",
         hint="submit again once nothing writes to the folder of the data",
     )
 

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         const=Path("job.yaml"),
         metavar="JOB",
-        help="only write the IAM policy of whoever submits this job file (job.yaml)",
+        help="write only the IAM policy for users who submit this job file (job.yaml)",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("infra"), metavar="FOLDER", help="default: infra"
@@ -75,7 +75,9 @@ def run(args: argparse.Namespace) -> int:
 def _submitter(args: argparse.Namespace) -> int:
     """Write the policy of whoever submits a job, and print the command that attaches it."""
     if args.action != "render":
-        raise UsageError("--submitter writes a policy", hint="infra render --submitter job.yaml")
+        raise UsageError(
+            "--submitter applies only to `render`", hint="infra render --submitter job.yaml"
+        )
     plan = lifecycle.prepare(args.submitter, (), "sagemaker", None).plan
     engine = backend.require(plan.backend, "submitter_policy")
     policy = engine.submitter_policy(plan.job, plan.options)

@@ -1,6 +1,6 @@
 """Package the model of a run: its weights, the code that loads them, and a description.
 
-A package is a folder as SageMaker's containers expect one: the weights, and in ``code/`` the source
+A package is a folder as SageMaker's containers expect it: the weights, and in ``code/`` the source
 of the run with an `inference.py`. The control plane never imports torch, so the weights are read by
 ``entrypoints/package.py``, with the Python and the source of the run. Then the model is loaded once
 as a server would, and only a package that loads is given its name.
@@ -107,7 +107,7 @@ def choose(row: Run, wanted: str | None) -> Checkpoint:
         step = _step(row, listing, steps, wanted)
         return _below(listing, "checkpoints", f"step-{step:08d}", "trainer")
     if wanted == "best":
-        message = "--checkpoint best is only known for the reference trainer"
+        message = "--checkpoint best works only for the reference trainer"
         raise UsageError(message, hint="name a step, such as 120")
     folders = list(_pretrained_folders(listing))
     if folders:

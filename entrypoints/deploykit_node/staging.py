@@ -154,8 +154,8 @@ class _Channel:
         for entry in entries:
             if not {"", ".", ".."}.isdisjoint(entry.name.split("/")):  # only a bucket has these
                 raise StagingError(
-                    f"data.{self._name}: {self._location}/{entry.name} has a name that no file of "
-                    "the node can have. Rename the object."
+                    f"data.{self._name}: {self._location}/{entry.name} has a name that is "
+                    "not valid on the node. Rename the object."
                 )
         if self._mode != "shard":
             return entries, ""
@@ -182,15 +182,14 @@ class _Channel:
             if Path(folder).is_dir() and os.access(folder, os.W_OK | os.X_OK):
                 return Path(folder)
         raise StagingError(
-            f"data.{self._name}: this node has no temporary folder that is writable. Set "
-            "stage_folder."
+            f"data.{self._name}: this node has no writable temporary folder. Set stage_folder."
         )
 
     def _expanded(self, text: str) -> Path:
         folder = os.path.expandvars(text)
         if not folder.startswith("/"):
             raise StagingError(
-                f"data.{self._name}.stage_folder is {text}, which is not an absolute folder on "
+                f"data.{self._name}.stage_folder is {text}, which is not an absolute path on "
                 "this node. Check that the variable is set there."
             )
         return Path(folder)
@@ -208,7 +207,9 @@ class _Channel:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                self._say(f"data.{self._name}: another process copies it to {folder}: waiting")
+                self._say(
+                    f"data.{self._name}: waiting for another process that copies it to {folder}"
+                )
                 fcntl.flock(file, fcntl.LOCK_EX)
             except OSError:  # a file system without locks, which is then a shared one
                 pass
@@ -222,7 +223,7 @@ class _Channel:
         begun_before = target.exists()
         missing = [entry for entry in entries if not (begun_before and _has(target, entry))]
         if target == folder and not missing:
-            self._say(f"data.{self._name}: {folder} is complete and is used again")
+            self._say(f"data.{self._name}: {folder} is complete and is reused")
             return
         target.mkdir(mode=0o700, exist_ok=True)
         self._check_space(missing, target)

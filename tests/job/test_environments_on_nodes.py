@@ -180,7 +180,7 @@ def test_uv_is_brought_along(uv_project, tmp_path, monkeypatch, capsys):
     links = tmp_path / "links"
     package_index.add_program_wheel(links, "uv", "9.0", UV)
     pip = [f"env.PIP_FIND_LINKS={links}", "env.PIP_NO_INDEX=1"]
-    assert "pip installs it" in problems(ON_NODES)["environment.uv"][1]
+    assert "pip will install it" in problems(ON_NODES)["environment.uv"][1]
     assert submit(sets=[*ACCESS, *pip, ON_NODES]) == 0
     said = capsys.readouterr().out
     assert "this node has no uv, and pip installs uv>=0.9" in said
@@ -200,7 +200,7 @@ def test_the_dry_run_tells_what_is_installed(uv_project):
     assert (
         "# each node installs the packages of uv.lock with uv before the ranks start;" in plan.text
     )
-    assert "# a node without uv gets it by: pip install 'uv>=0.9'" in plan.text
+    assert "# on a node without uv, first: pip install 'uv>=0.9'" in plan.text
 
 
 @pytest.mark.parametrize(

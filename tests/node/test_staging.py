@@ -109,7 +109,7 @@ def test_a_prefix_of_s3_is_copied_once_and_used_again(node, bucket, aws):
     aws.requests.clear()
     again, said = node.stage("s3://my-bucket/set/train")
     assert (again, contents(again)) == (folder, expected)
-    assert "is complete and is used again" in said
+    assert "is complete and is reused" in said
     assert {request.path.partition("?")[0] for request in aws.requests} == {"/my-bucket"}
 
 
@@ -245,7 +245,7 @@ def test_a_copy_waits_for_another_process_and_says_so(node, tmp_path):
     with Path(f"{folder}.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         process = node.start(source)
-        assert "another process copies it to" in process.stderr.readline()
+        assert "waiting for another process that copies it to" in process.stderr.readline()
         assert process.poll() is None
     assert json.loads(process.communicate(timeout=300)[0])
 
@@ -361,7 +361,7 @@ def test_an_object_cannot_leave_the_folder(node, bucket):
     bucket.put_object(Bucket="my-bucket", Key="set/train/../../escaped", Body=b"x")
     folder, said = node.stage("s3://my-bucket/set/train")
     assert folder is None
-    assert "has a name that no file of the node can have" in said
+    assert "has a name that is not valid on the node" in said
     assert not list(node.disk.rglob("escaped"))
 
 
@@ -394,4 +394,4 @@ def test_a_variable_that_the_node_lacks_is_named(node, tmp_path):
     write(tmp_path / "source")
     folder, said = node.stage(tmp_path, DEPLOYKIT_STAGE=json.dumps({"train": channel}))
     assert folder is None
-    assert "data.train.stage_folder is $NO_SUCH_DISK/x, which is not an absolute folder" in said
+    assert "data.train.stage_folder is $NO_SUCH_DISK/x, which is not an absolute path" in said

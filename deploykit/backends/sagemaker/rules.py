@@ -258,7 +258,7 @@ def _check_features(job: JobSpec, options: Options) -> Iterator[Problem]:
             "shard": f"remove `stage`, and set {key}.s3_distribution: ShardedByS3Key",
             "shared": f"remove `stage`, and set {key}.input_mode: FastFile, which copies nothing",
         }[channel.stage or ""]
-        yield Problem(f"data.{name}.stage", "SageMaker brings the data to the nodes itself", hint)
+        yield Problem(f"data.{name}.stage", "SageMaker copies the data to the nodes itself", hint)
     if (job.profile or "").startswith("nsys") and options.distribution != "none":
         message = "nsys needs ranks started by deploykit, but here SageMaker's toolkit starts them"
         yield Problem("profile", message, "torch:20:25, PyTorch's own profiler")

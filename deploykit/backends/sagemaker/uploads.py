@@ -177,7 +177,7 @@ def _missing(store: _Store, folder: DataFolder) -> list[DataFile]:
         raise SubmitRefused(
             f"{folder.target} has {units.plural(len(foreign), 'object')} that deploykit did not "
             f"upload, such as {foreign[0]}: the job would read them as data",
-            hint=f"delete them, or all that is there: aws s3 rm --recursive {folder.target}",
+            hint=f"delete them, or everything there: aws s3 rm --recursive {folder.target}",
         )
     present = [file for file in folder.files if sizes.get(file.path) == file.size]
     if present and not store.has(*_manifest(store, folder)):
