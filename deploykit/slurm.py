@@ -25,6 +25,7 @@ from typing import Any
 from submitit.core import core, utils
 from submitit.slurm import slurm
 
+from deploykit.backends import base as backend
 from deploykit.backends.slurm import commands, script, states
 from deploykit.backends.slurm.options import Options
 from deploykit.job import checks
@@ -70,6 +71,12 @@ def _unsupported(job: JobSpec, options: Options) -> Iterator[Problem]:
         yield Problem("outputs", "is not supported for functions", hint)
     if job.environment is not None and job.environment.node_local:
         yield Problem("environment.node_local", "is not supported for functions", hint)
+    for name in backend.staged(job):
+        yield Problem(f"data.{name}.stage", "is not supported for functions", hint)
+    if backend.checkpoint_bucket(job):
+        yield Problem("checkpoints", "a bucket is not supported for functions", hint)
+    if job.keep_checkpoints is not None:
+        yield Problem("keep_checkpoints", "is not supported for functions", hint)
     for name, value in job.env.items():
         if checks.is_secret(value):
             yield Problem(f"env.{name}", "secrets are not supported for functions", hint)

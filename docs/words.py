@@ -28,7 +28,8 @@ LAUNCHER = {
     "BadCommand": "the launcher on the node got an invalid command, or the program does not exist",
     "LaunchError": "an error in the launcher itself; the node's log has the details",
     "BadEnvironment": "the job cannot run in this environment: no PyTorch, no route to another "
-    "node, a secret that cannot be read, a folder that cannot be created",
+    "node, a secret that cannot be read, a folder that cannot be created, data or packages that "
+    "cannot be copied or installed",
 }
 
 VARIABLES = {
@@ -110,7 +111,7 @@ EXIT_RECORD_FILES = {
     "billed-N.json": "for a job with a cap: when billing of attempt N began; updated regularly",
     "heartbeat-N.json": "on several nodes of Slurm: where the launcher of node N can be reached",
     "process-N.json": "the process of rank N, kept after its end, for `deploykit dump`",
-    "staging-N.json": "how far node N has copied the channels of `data` with `stage`",
+    "staging-N.json": "progress of node N in copying the channels of `data` with `stage`",
     "stall-N.json": "the ranks of node N make no progress; deleted when they do again",
     "unhealthy-N.json": "nodes that failed in attempt N: in the preflight, or without a record",
     "packages.json": "Python packages of node 0, for `compare` and `reproduce`",
@@ -122,9 +123,9 @@ EXIT_RECORD_FILES = {
 
 EXIT_RECORD_FIELDS = {
     "channel": "the channel that is copied, or was copied last",
-    "copied": "bytes of it that are on the node",
-    "size": "bytes that it has in all",
-    "folders": "by channel that is complete: its copy",
+    "copied": "bytes of it on the node",
+    "size": "its total bytes",
+    "folders": "the copy of each complete channel, by name",
     "done": "whether all nodes have all channels",
     "waiting": "processes that wait in `init_process_group`, if all of the node do; else 0",
     "address": "`HOST:PORT` where they wait; empty if py-spy could not read it",

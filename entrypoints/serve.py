@@ -172,7 +172,7 @@ class Service:
     async def invoke(self, request: Request) -> Response:
         """Answer a request by the next idle replica."""
         if self._requests >= self._options.concurrency:
-            answer = refusal(503, f"{self._requests} requests are underway: try again later")
+            answer = refusal(503, f"{self._requests} requests are in progress: try again later")
         else:
             self._requests += 1
             try:
@@ -203,7 +203,7 @@ class Service:
             return refusal(504, f"no answer within {self._options.timeout:g} s")
         except ReplicaEndedError:
             self._restart(replica)
-            return refusal(500, "the process that computed the answer ended; it is replaced")
+            return refusal(500, "the replica crashed and is being replaced")
         self._idle.put_nowait(replica)
         return answer
 

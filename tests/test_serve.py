@@ -90,7 +90,7 @@ class Server:
         With `end` the client sends nothing more, and says so.
         """
         with socket.create_connection(self.address, PATIENCE) as client:
-            with contextlib.suppress(ConnectionError):
+            with contextlib.suppress(OSError):  # the server may have answered and closed it
                 client.sendall(data)
                 if end:
                     client.shutdown(socket.SHUT_WR)

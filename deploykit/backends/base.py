@@ -555,15 +555,16 @@ def check_addresses(job: JobSpec, unusable: str, instead: str) -> Iterator[Probl
         if (name in channels and in_s3) or location == checkpoint_bucket(job):
             continue
         if name in channels:
-            message, hint = f"{location} cannot be copied to the nodes", "a folder, or s3://"
+            message = f"{location} cannot be copied to the nodes"
+            hint = "a folder or an s3:// prefix"
         elif name in job.data and in_s3:
-            hint = f"have it copied there: {name}: {{path: {location}, stage: node}}"
+            hint = f"to copy it to the nodes: {name}: {{path: {location}, stage: node}}"
         yield Problem(path, message, hint)
     for name, channel in job.data.items():
         if channel.stage_folder is not None and channel.stage is None:
             yield Problem(f"data.{name}.stage_folder", "requires `stage`", "stage: node")
         if channel.stage in {"shard", "shared"} and job.resources.min_nodes is not None:
-            message = f"`{channel.stage}` needs a fixed number of nodes, and this one may change"
+            message = f"`{channel.stage}` requires a fixed number of nodes"
             yield Problem(f"data.{name}.stage", message, "stage: node")
 
 
@@ -601,7 +602,7 @@ def check_checkpoint_bucket(job: JobSpec) -> Iterator[Problem]:
     if location is None:
         return
     if not location.removeprefix("s3://").partition("/")[0]:
-        yield Problem("checkpoints", f"{location} names no bucket", "s3://BUCKET/PREFIX")
+        yield Problem("checkpoints", f"{location} has no bucket name", "s3://BUCKET/PREFIX")
     if job.resources.min_nodes is not None:
         message = "cannot be in a bucket if the number of nodes may change"
         hint = f"a folder that all nodes share, or nodes: {job.resources.nodes}"

@@ -155,7 +155,7 @@ def _walk(channel: str, source: Path, problems: list[Problem]) -> Iterator[_Stat
 def _unreadable(item: os.DirEntry[str]) -> str:
     """Why a file cannot be uploaded; empty if it can."""
     if not item.is_file():
-        return "is a link to nothing" if item.is_symlink() else "is neither a file nor a folder"
+        return "is a broken link" if item.is_symlink() else "is neither a file nor a folder"
     return "" if os.access(item.path, os.R_OK) else "cannot be read: permission denied"
 
 
@@ -219,7 +219,7 @@ def is_unchanged(top: Path, file: DataFile) -> bool:
 def changed(path: Path | str) -> TryAgain:
     """The error for data that changed while a job was prepared or sent."""
     return TryAgain(
-        f"{path} changed while the data were read or uploaded",
+        f"{path} changed while the data was read or uploaded",
         hint="submit again once nothing writes to the folder of the data",
     )
 
@@ -254,10 +254,11 @@ def _checksums(file: IO[bytes], size: int) -> tuple[str, tuple[str, ...]]:
             digest.update(file.read(_BLOCK))
         digests.append(digest.digest())
     if size < PART:
-        return _base64(digests[0]), ()
-    whole = _base64(hashlib.sha256(b"".join(digests)).digest())
-    return f"{whole}-{len(digests)}", tuple(map(_base64, digests))
+        return as_base64(digests[0]), ()
+    whole = as_base64(hashlib.sha256(b"".join(digests)).digest())
+    return f"{whole}-{len(digests)}", tuple(map(as_base64, digests))
 
 
-def _base64(digest: bytes) -> str:
+def as_base64(digest: bytes) -> str:
+    """Return a digest as S3 writes checksums."""
     return base64.b64encode(digest).decode()

@@ -1,8 +1,8 @@
 """Serve a packaged model over HTTP: `GET /ping` and `POST /invocations`, as SageMaker's endpoints.
 
-The model is a package of `deploykit export`, or a run, whose package is made first and kept in the
-run folder. The server listens on this machine alone unless --host says otherwise: it has no
-passwords and no encryption. Each replica is a process with its own model. Requires
+The model is a package of `deploykit export`, or a run: its package is then made first, and kept in
+the run folder. The server has no passwords and no encryption, and listens only on this machine
+unless you set --host. Each replica is a process with its own model. Requires
 `pip install 'deploykit[serve]'`.
 
 deploykit deploy exp-1                                 the last checkpoint of a run
@@ -49,8 +49,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("port", _port, 8080, "PORT", "port to listen on; 0: a free one"),
         ("replicas", arguments.count, 1, "N", "processes, each with the model"),
         ("max-body", _size, 64 << 20, "SIZE", "largest request"),
-        ("concurrency", arguments.count, 64, "N", "requests at once; others get status 503"),
-        ("timeout", arguments.seconds, 60.0, "TIME", "time for an answer"),
+        (
+            "concurrency",
+            arguments.count,
+            64,
+            "N",
+            "requests in progress, above which others get status 503",
+        ),
+        (
+            "timeout",
+            arguments.seconds,
+            60.0,
+            "TIME",
+            "time to wait for a free replica, and again for the answer",
+        ),
     ):
         shown = {"max-body": "64MiB", "timeout": "60s"}.get(name, value)
         help_text = f"{text} (default: {shown})"
@@ -107,8 +119,8 @@ def _package(args: argparse.Namespace) -> tuple[Path, str]:
     folder = Path(args.model or "")
     if args.model and (folder / run_export.MANIFEST).is_file():
         if args.checkpoint or args.inference:
-            hint = "they choose what `deploykit export` packages"
-            raise UsageError("--checkpoint and --inference need a run", hint=hint)
+            hint = "name a run, or pass them to `deploykit export`"
+            raise UsageError("--checkpoint and --inference do not apply to a package", hint=hint)
         return folder.absolute(), args.python or sys.executable
     if args.model and folder.is_dir():
         raise NotFound(

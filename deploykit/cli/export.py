@@ -1,9 +1,9 @@
 """Package the model of a run: weights, code and a description, ready to be served.
 
-The package is a folder as SageMaker's containers expect one: safetensors, `code/inference.py` with
+The package is a folder as SageMaker's containers expect it: safetensors, `code/inference.py` with
 its four functions, `code/requirements.txt`, a model card and a manifest. The model is loaded once,
 without the training data, before the package gets its name. Models of the reference trainer and of
-`save_pretrained` need no code; for other scripts `deploykit init --inference` writes the start.
+`save_pretrained` need no code; for other scripts, fill in what `deploykit init --inference` writes.
 
 deploykit export exp-1 --to model                      the last checkpoint
 deploykit export exp-1 --checkpoint best --to model
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_choice(parser)
     parser.add_argument(
-        "--dry-run", action="store_true", help="show what would be packaged, and by which Python"
+        "--dry-run", action="store_true", help="show what would be packaged, and with which Python"
     )
 
 

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         const=Path("job.yaml"),
         metavar="JOB",
-        help="only write the IAM policy of whoever submits this job file (job.yaml)",
+        help="write only the IAM policy for users who submit this job file (job.yaml)",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("infra"), metavar="FOLDER", help="default: infra"
@@ -77,7 +77,9 @@ def run(args: argparse.Namespace) -> int:
 def _submitter(args: argparse.Namespace) -> int:
     """Write the policy of whoever submits a job, and print the command that attaches it."""
     if args.action != "render":
-        raise UsageError("--submitter writes a policy", hint="infra render --submitter job.yaml")
+        raise UsageError(
+            "--submitter applies only to `render`", hint="infra render --submitter job.yaml"
+        )
     names = (each for each in backend.names() if backend.offers(backend.find(each), _OFFER))
     plan = lifecycle.prepare(args.submitter, (), next(names), None).plan
     engine = backend.require(plan.backend, _OFFER)

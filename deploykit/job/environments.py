@@ -31,7 +31,7 @@ _UV = "uv>=0.9"
 """What pip installs on a node without uv: the first that writes a pylock.toml as we need it."""
 _OF_IMAGES = ("torch", "torchvision", "torchaudio")
 """Packages that an image for training has built for its machines."""
-_NO_UV = "uv is not on PATH; where a node has none, pip installs it for the run"
+_NO_UV = "uv is not on PATH, so pip will install it for the run"
 
 
 def lines(environment: Environment) -> Iterator[str]:
@@ -52,7 +52,7 @@ def check(environment: Environment) -> Iterator[Problem]:
     elif not kinds and not environment.modules:
         yield Problem("environment", "expected one of `conda`, `venv` and `uv`, or `modules`")
     if environment.node_local and not environment.uv:
-        message = "is for uv projects, whose uv.lock tells each node what to install"
+        message = "requires `environment.uv`, whose uv.lock each node then installs"
         yield Problem("environment.node_local", message, "remove it, or set environment.uv")
 
 
@@ -154,7 +154,7 @@ def sentence(wanted: Mapping[str, Any]) -> str:
 
 def comment(wanted: Mapping[str, Any]) -> list[str]:
     """Lines of a script that tell what each node will install."""
-    without = f"a node without uv gets it by: pip install '{wanted['uv']}'"
+    without = f"on a node without uv, first: pip install '{wanted['uv']}'"
     return [f"# {ascii(sentence(wanted))[1:-1]} before the ranks start;", f"# {without}", ""]
 
 

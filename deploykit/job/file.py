@@ -22,7 +22,7 @@ import yaml as pyyaml
 
 from deploykit.job import checks, spelling
 from deploykit.job.decode import Malformed, Plain, decode_as_meant
-from deploykit.job.model import JobSpec, Problem
+from deploykit.job.model import InputChannel, JobSpec, Problem
 from deploykit.lib import quoting
 from deploykit.lib.errors import JobFileError, NotFound, UsageError
 
@@ -297,6 +297,8 @@ def _override(tree: dict[str, Any], override: str | tuple[str, Any]) -> str:
     *parents, last = path.split(".")
     for name in parents:
         below = tree.get(name)
+        if isinstance(below, str) and parents == ["data", name]:
+            below = {InputChannel.SHORT: below}
         tree[name] = dict(below) if isinstance(below, dict) else {}
         tree = tree[name]
     tree[last] = value

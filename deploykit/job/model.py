@@ -143,7 +143,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Environment:
-    """Where the trainer's Python and packages are, on this machine and on Slurm."""
+    """Where the trainer's Python and packages come from."""
 
     conda: Annotated[
         str | None, Help("Conda environment, by name or folder.", example="train"), PATH
@@ -157,8 +157,8 @@ class Environment:
         str | None,
         Help(
             "Folder of a uv project, relative to the job file. `uv run` brings its environment up "
-            "to date before the trainer starts. With slurm.host and on SageMaker, each node makes "
-            "one from the uv.lock in the source folder.",
+            "to date before the trainer starts. With slurm.host and on SageMaker, each node "
+            "installs the uv.lock in the source folder instead.",
             example=".",
         ),
         PATH,
@@ -166,8 +166,8 @@ class Environment:
     node_local: Annotated[
         bool,
         Help(
-            "With `uv`: each node makes the environment from the uv.lock in the source folder, in "
-            "its `TMPDIR`, also where the project's own folder is visible."
+            "With `uv`: each node installs the uv.lock in the source folder into its own "
+            "`TMPDIR`, even if it can see the project's environment."
         ),
     ] = False
     modules: Annotated[
@@ -272,7 +272,7 @@ class InputChannel:
         Help(
             "Folder on the node for the copy; the node fills in variables such as `$USER`. "
             "Default: the first of `$SLURM_TMPDIR`, `/scratch`, `$TMPDIR` and `/tmp` that is "
-            "writable there; with `stage: shared`, `data` in the run's folder.",
+            "writable there; with `stage: shared`, `data` in the run folder.",
             example="/local/$USER",
         ),
         STAGE_FOLDER,
@@ -310,7 +310,8 @@ class JobSpec:
         Environment | None,
         Help(
             "Environment whose Python runs the trainer: one of `conda`, `venv` and `uv`, and the "
-            "modules to load before it. Not on SageMaker, where the image brings it.",
+            "modules to load before it. On SageMaker only `uv`, whose packages are added to the "
+            "image's Python.",
             example="{venv: .venv}",
         ),
     ] = None
@@ -326,7 +327,7 @@ class JobSpec:
         Mapping[Annotated[str, CHANNEL], InputChannel],
         Help(
             "Input channels, name to folder or s3:// prefix; `DEPLOYKIT_DATA_<NAME>` holds the "
-            "folder on the node. A section instead of the text says how the data is copied there.",
+            "folder on the node. A section instead of text has further keys, such as `stage`.",
             example="{train: /shared/data/train}",
         ),
     ] = field(default_factory=dict)
@@ -346,8 +347,8 @@ class JobSpec:
     keep_checkpoints: Annotated[
         int | None,
         Help(
-            "How many of the newest complete checkpoints stay in `checkpoints`; older ones are "
-            "deleted while the job runs, whichever script wrote them. Default: all stay.",
+            "How many of the newest complete checkpoints stay in `checkpoints`; older ones, of any "
+            "script, are deleted while the job runs. Not on SageMaker. Default: all stay.",
             example="3",
         ),
         Bounds(1, 1_000_000),

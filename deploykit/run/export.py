@@ -1,6 +1,6 @@
 """Package the model of a run: its weights, the code that loads them, and a description.
 
-A package is a folder as SageMaker's containers expect one: the weights, and in ``code/`` the source
+A package is a folder as SageMaker's containers expect it: the weights, and in ``code/`` the source
 of the run with an `inference.py`. The control plane never imports torch, so the weights are read by
 ``entrypoints/package.py``, with the Python and the source of the run. Then the model is loaded once
 as a server would, and only a package that loads is given its name.
@@ -107,7 +107,7 @@ def choose(row: Run, wanted: str | None) -> Checkpoint:
         step = _step(row, listing, steps, wanted)
         return _below(listing, "checkpoints", f"step-{step:08d}", "trainer")
     if wanted == "best":
-        message = "--checkpoint best is only known for the reference trainer"
+        message = "--checkpoint best works only for the reference trainer"
         raise UsageError(message, hint="name a step, such as 120")
     folders = list(_pretrained_folders(listing))
     if folders:
@@ -417,12 +417,16 @@ def _write_card(export: Export, package: Path, versions: Mapping[str, str]) -> N
         changed=Path(row.folder, "uncommitted.diff").is_file(),
         bundle=row.bundle[:12],
         command=[*program, *map(str, entry.get("args") or ())],
-        data=job.get("data") or {},
+        data={name: _data_path(channel) for name, channel in (job.get("data") or {}).items()},
         model=json.loads(described.read_text()) if described.is_file() else None,
         versions=", ".join(f"{name} {number}" for name, number in versions.items()),
         metrics=_results(row)[:_MAX_METRICS],
     )
     (package / "README.md").write_text(text, encoding="utf-8")
+
+
+def _data_path(channel: str | Mapping[str, str]) -> str:
+    return channel if isinstance(channel, str) else channel["path"]
 
 
 def _results(row: Run) -> list[Point]:
@@ -502,10 +506,12 @@ def _upload(export: Export, archive: Path, package: Path) -> None:
 
     section = export.row.job_data().get("sagemaker") or {}
     region = section.get("region") or os.environ.get("AWS_REGION") or "us-east-1"
-    owner = section.get("owner") or aws.account(region)
+    credentials = aws.Credentials(section.get("profile"), section.get("assume_role"))
     bucket, _, prefix = export.to.removeprefix("s3://").partition("/")
     prefix = f"{prefix.rstrip('/')}/" if prefix else ""
-    client = aws.client("s3", region)
+    owner = section.get("bucket_owner") if bucket == section.get("bucket") else None
+    owner = owner or aws.account(region, credentials)
+    client = aws.client("s3", region, credentials)
     owned = {"ExpectedBucketOwner": owner}
     with aws.errors(region):
         taken = client.list_objects_v2(Bucket=bucket, Prefix=prefix + MANIFEST, MaxKeys=1, **owned)

@@ -6,7 +6,8 @@ as every AWS tool does: variables, ``~/.aws``, the instance's role.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,12 +16,24 @@ from deploykit_node.cluster import LaunchError
 
 _AT_ONCE = 20
 """Requests at the same time; many small files need more than s3transfer's default of 10."""
+_KEYS = {
+    "aws_access_key_id": "AWS_ACCESS_KEY_ID",
+    "aws_secret_access_key": "AWS_SECRET_ACCESS_KEY",
+    "aws_session_token": "AWS_SESSION_TOKEN",
+}
+"""boto3's arguments -> variables that the job file may set, also as secrets."""
 _DELETED_AT_ONCE = 1000
 """Objects that one DeleteObjects request may name."""
 
 
 class BucketError(LaunchError):
     """A prefix cannot be read or written. The message is a sentence with the address."""
+
+
+def reason(error: OSError) -> str:
+    """Return why a file cannot be used, with its name."""
+    where = f" ({error.filename})" if error.filename else ""
+    return f"{error.strerror or error}{where}"
 
 
 class Entry(NamedTuple):
@@ -40,8 +53,11 @@ class Bucket:
     Every method raises BucketError where S3 refuses or does not answer.
     """
 
-    def __init__(self, location: str) -> None:
-        """Connect to nothing yet. Raises BucketError where boto3 is missing."""
+    def __init__(self, location: str, env: Mapping[str, str] = os.environ) -> None:
+        """Connect to nothing yet. Keys in `env`, such as resolved secrets, come first.
+
+        Raises BucketError where boto3 is missing.
+        """
         try:
             import boto3
             import botocore.config
@@ -55,7 +71,8 @@ class Bucket:
         self._bucket, self._prefix = name, prefix.rstrip("/") + "/" if prefix else ""
         retries = {"mode": "adaptive", "max_attempts": 8}  # a bucket slows down many nodes at once
         config = botocore.config.Config(max_pool_connections=_AT_ONCE, retries=retries)
-        self._client = boto3.client("s3", config=config)
+        keys = {argument: env[name] for argument, name in _KEYS.items() if name in env}
+        self._client = boto3.client("s3", config=config, **keys)
 
     def entries(self, beginning: str = "") -> list[Entry]:
         """The objects whose names begin so, sorted, without marks of empty folders."""
@@ -168,8 +185,6 @@ class Bucket:
         try:
             yield
         except OSError as error:
-            where = f" ({error.filename})" if error.filename else ""
-            why = f"{error.strerror or error}{where}"
-            raise BucketError(f"{self.location}{name} was not {action}: {why}") from error
+            raise BucketError(f"{self.location}{name} was not {action}: {reason(error)}") from error
         except failures as error:
             raise BucketError(f"{self.location}{name} was not {action}: {error}") from error

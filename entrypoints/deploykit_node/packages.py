@@ -25,7 +25,6 @@ import json
 import os
 import re
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
@@ -66,26 +65,13 @@ def prepare(argv: Sequence[str], env: Environ) -> tuple[str | None, list[str]]:
     wanted, rest = command.environment(argv, env)
     if wanted is None:
         return None, rest
-    folder = _private_folder()
+    instead = "set TMPDIR in env of the job file to a folder of your own."
+    folder = records.own_folder(Path(tempfile.gettempdir()), instead)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the other ranks of this node wait here
         python = _made_for_run(folder, wanted, env)
     _activate(env, Path(python).parents[1], wanted)
     return python, rest
-
-
-def _private_folder() -> Path:
-    """A folder of this user alone on the node's own disk, which TMPDIR may choose."""
-    folder = Path(tempfile.gettempdir(), f"deploykit-{os.getuid()}")
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    info = folder.lstat()
-    if info.st_uid != os.getuid() or not stat.S_ISDIR(info.st_mode) or info.st_mode & 0o077:
-        raise BadEnvironment(
-            f"{folder} is where this node keeps environments, but other users can change it. "
-            "Delete it, or set TMPDIR in env of the job file to a folder of your own."
-        )
-    return folder
 
 
 def _made_for_run(folder: Path, wanted: Mapping[str, Any], env: Environ) -> str:

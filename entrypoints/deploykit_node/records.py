@@ -16,13 +16,14 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypedDict, cast
 
 from deploykit_node import signals
-from deploykit_node.cluster import Environ, Rank
+from deploykit_node.cluster import BadEnvironment, Environ, Rank
 from deploykit_node.log import now
 
 FOLDER = "exit_records"
@@ -343,6 +344,23 @@ def make_folder(path: Path) -> None:
     if not path.parent.exists():
         make_folder(path.parent)
     path.mkdir(mode=path.parent.stat().st_mode & 0o777 | 0o700, exist_ok=True)
+
+
+def own_folder(base: Path, instead: str) -> Path:
+    """Make and return ``deploykit-UID`` in `base`: what this user keeps on a node between jobs.
+
+    Raises BadEnvironment, with what to do `instead`, if other users could change it.
+    """
+    path = base / f"deploykit-{os.getuid()}"
+    base.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    info = path.lstat()
+    if info.st_uid != os.getuid() or not stat.S_ISDIR(info.st_mode) or info.st_mode & 0o077:
+        raise BadEnvironment(
+            f"{path} belongs to another user, or other users can change it. Delete it, or {instead}"
+        )
+    return path
 
 
 def attempt(env: Environ) -> int:

@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import shutil
-import stat
 import sys
 import threading
 import time
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from deploykit_node import log, records
-from deploykit_node.bucket import Bucket, Entry
+from deploykit_node.bucket import Bucket, Entry, reason
 from deploykit_node.cluster import BadEnvironment, Cluster, LaunchError
 from deploykit_node.environment import Environ
 from deploykit_node.network.gathering import Pause, gathering
@@ -72,8 +71,7 @@ def run(env: Environ, here: Cluster, *, elastic: bool) -> None:
         except LaunchError as error:
             raise StagingError(f"data.{name} was not copied to this node: {error}") from error
         except OSError as error:
-            where = f" ({error.filename})" if error.filename else ""
-            why = f"{error.strerror or error}{where}"
+            why = reason(error)
             raise StagingError(f"data.{name} was not copied to this node: {why}.") from error
         env[f"DEPLOYKIT_DATA_{name.upper()}"] = str(path)
         progress.copied(name, path)
@@ -145,7 +143,9 @@ class _Channel:
         return folder / entries[0].name if is_file and Path(self._location).is_file() else folder
 
     def _source(self) -> Bucket | Folder:
-        return Bucket(self._location) if "://" in self._location else Folder(self._location)
+        if "://" in self._location:
+            return Bucket(self._location, self._env)
+        return Folder(self._location)
 
     def _share(self, entries: list[Entry]) -> tuple[list[Entry], str]:
         """The files of this node, and which share of all they are, as part of a name."""
@@ -154,8 +154,8 @@ class _Channel:
         for entry in entries:
             if not {"", ".", ".."}.isdisjoint(entry.name.split("/")):  # only a bucket has these
                 raise StagingError(
-                    f"data.{self._name}: {self._location}/{entry.name} has a name that no file of "
-                    "the node can have. Rename the object."
+                    f"data.{self._name}: {self._location}/{entry.name} has a name that is "
+                    "not valid on the node. Rename the object."
                 )
         if self._mode != "shard":
             return entries, ""
@@ -174,32 +174,22 @@ class _Channel:
             records.make_folder(root)
             return root
         base = self._temporary() if self._base is None else self._expanded(self._base)
-        root = base / f"deploykit-{os.getuid()}"
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        state = root.lstat()
-        if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid():
-            raise StagingError(
-                f"data.{self._name}: {root} belongs to another user. Set stage_folder to a folder "
-                "of your own."
-            )
-        root.chmod(0o700)
-        return root
+        return records.own_folder(base, "set stage_folder to a folder of your own.")
 
     def _temporary(self) -> Path:
-        choices = (self._env.get("SLURM_TMPDIR"), "/scratch", self._env.get("TMPDIR"), "/tmp")  # noqa: S108 - `_root` closes it to other users
+        choices = (self._env.get("SLURM_TMPDIR"), "/scratch", self._env.get("TMPDIR"), "/tmp")  # noqa: S108 - `own_folder` is closed to other users
         for folder in filter(None, choices):
             if Path(folder).is_dir() and os.access(folder, os.W_OK | os.X_OK):
                 return Path(folder)
         raise StagingError(
-            f"data.{self._name}: this node has no temporary folder that is writable. Set "
-            "stage_folder."
+            f"data.{self._name}: this node has no writable temporary folder. Set stage_folder."
         )
 
     def _expanded(self, text: str) -> Path:
         folder = os.path.expandvars(text)
         if not folder.startswith("/"):
             raise StagingError(
-                f"data.{self._name}.stage_folder is {text}, which is not an absolute folder on "
+                f"data.{self._name}.stage_folder is {text}, which is not an absolute path on "
                 "this node. Check that the variable is set there."
             )
         return Path(folder)
@@ -217,7 +207,9 @@ class _Channel:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                self._say(f"data.{self._name}: another process copies it to {folder}: waiting")
+                self._say(
+                    f"data.{self._name}: waiting for another process that copies it to {folder}"
+                )
                 fcntl.flock(file, fcntl.LOCK_EX)
             except OSError:  # a file system without locks, which is then a shared one
                 pass
@@ -231,7 +223,7 @@ class _Channel:
         begun_before = target.exists()
         missing = [entry for entry in entries if not (begun_before and _has(target, entry))]
         if target == folder and not missing:
-            self._say(f"data.{self._name}: {folder} is complete and is used again")
+            self._say(f"data.{self._name}: {folder} is complete and is reused")
             return
         target.mkdir(mode=0o700, exist_ok=True)
         self._check_space(missing, target)

@@ -156,7 +156,7 @@ def test_every_file_that_cannot_be_uploaded_is_reported(data):
         scan(data)
     found = {problem.message.replace("d" * 200, "d") for problem in caught.value.problems}
     assert "loop/ is a link to a folder that contains it" in found
-    assert "sub/nothing is a link to nothing" in found
+    assert "sub/nothing is a broken link" in found
     assert "pipe is neither a file nor a folder" in found
     assert "d/d/d/d/d/x has a path that is too long for S3" in found
     assert any("not UTF-8" in message for message in found)

@@ -25,6 +25,13 @@ pytestmark = pytest.mark.skipif(UV is None, reason="uv is not installed: pip ins
 SHOW = "import sys, tiny; print('tiny', tiny.version, sys.prefix)\n"
 TORCH = "import torch; print('torch', torch.__version__)\n"
 ON_NODES = "environment={uv: ., node_local: true}"
+SAGEMAKER = [
+    "sagemaker.role=arn:aws:iam::123456789012:role/training",
+    "sagemaker.bucket=my-bucket",
+    "sagemaker.region=us-east-1",
+    "sagemaker.instance_type=ml.g5.xlarge",
+]
+IMAGES = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training"
 
 
 @pytest.fixture
@@ -173,7 +180,7 @@ def test_uv_is_brought_along(uv_project, tmp_path, monkeypatch, capsys):
     links = tmp_path / "links"
     package_index.add_program_wheel(links, "uv", "9.0", UV)
     pip = [f"env.PIP_FIND_LINKS={links}", "env.PIP_NO_INDEX=1"]
-    assert "pip installs it" in problems(ON_NODES)["environment.uv"][1]
+    assert "pip will install it" in problems(ON_NODES)["environment.uv"][1]
     assert submit(sets=[*ACCESS, *pip, ON_NODES]) == 0
     said = capsys.readouterr().out
     assert "this node has no uv, and pip installs uv>=0.9" in said
@@ -193,7 +200,21 @@ def test_the_dry_run_tells_what_is_installed(uv_project):
     assert (
         "# each node installs the packages of uv.lock with uv before the ranks start;" in plan.text
     )
-    assert "# a node without uv gets it by: pip install 'uv>=0.9'" in plan.text
+    assert "# on a node without uv, first: pip install 'uv>=0.9'" in plan.text
+
+
+@pytest.mark.parametrize(
+    ("key", "image"), [("framework_version", "2.8.0"), ("image_uri", f"{IMAGES}:2.8.0-gpu-py312")]
+)
+def test_another_pytorch_in_the_lock_than_in_the_image_is_a_warning(project, key, image):
+    (project / "pyproject.toml").write_text("")
+    words = ["environment={uv: .}", *SAGEMAKER, f"sagemaker.{key}={image}"]
+    for version, expected in (("2.8.1", []), ("2.10.0", [f"sagemaker.{key}"])):
+        (project / "uv.lock").write_text(f'[[package]]\nname = "torch"\nversion = "{version}"\n')
+        found = lifecycle.problems(
+            lifecycle.load(Path("job.yaml"), words, ["sagemaker"]), "sagemaker"
+        )
+        assert [one.path for one in found if "the lock has" in one.message] == expected
 
 
 def test_what_cannot_be_installed_is_found_before_the_submit(project, team_index):

@@ -6,6 +6,7 @@ import pytest
 
 from deploykit.backends import local, sagemaker
 from deploykit.job import file as jobfile
+from deploykit.job.model import InputChannel
 from deploykit.lib.errors import JobFileError, NotFound, UsageError
 
 BACKENDS = ["local", "slurm", "sagemaker"]
@@ -179,6 +180,13 @@ def test_a_tab_is_called_a_tab(project):
     assert problems(add(project, "env:\n\tA: b\n")) == [
         (8, "", "is not valid YAML: a tab; indent with spaces", None)
     ]
+
+
+@pytest.mark.parametrize("stage", ["node", None])
+def test_a_key_of_a_channel_can_be_set_where_the_file_has_only_its_path(project, stage):
+    path = add(project, "data: {train: s3://my-bucket/train}\n")
+    job = load(path, f"data.train.stage={stage or 'null'}").job
+    assert job.data == {"train": InputChannel("s3://my-bucket/train", stage)}
 
 
 def test_bounds_have_units(project):

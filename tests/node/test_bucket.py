@@ -226,7 +226,7 @@ def test_a_disk_that_is_too_small_is_named_before_anything_is_copied(folder, tmp
     files = [["step-1/a.pt", 10**18, 1, "step-1/a.pt"]]
     Bucket(PREFIX).write(name, json.dumps({"run": "x", "attempt": 0, "files": files}).encode())
     (tmp_path / "there").mkdir()
-    with pytest.raises(BucketError, match=r"free, and the checkpoint to resume from takes 1000000"):
+    with pytest.raises(BucketError, match=r"free, and the checkpoint to resume from needs 1000000"):
         of_node().restore(tmp_path / "there")
 
 

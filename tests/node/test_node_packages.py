@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from deploykit_node import packages
+from deploykit_node import packages, records
 from deploykit_node.cluster import BadEnvironment
 
 INDEX = "https://vision-123456789012.d.codeartifact.eu-west-3.amazonaws.com/pypi/wheels/simple/"
@@ -64,17 +64,16 @@ def test_other_indexes_need_no_token(tmp_path):
     assert packages._codeartifact_hosts(tmp_path, None, {}) == {}
 
 
-def test_a_folder_that_others_can_change_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    folder = packages._private_folder()
+def test_a_folder_that_others_can_change_is_refused(tmp_path):
+    folder = records.own_folder(tmp_path, "set TMPDIR.")
     assert folder.stat().st_mode & 0o777 == 0o700
     folder.chmod(0o777)
     with pytest.raises(BadEnvironment, match="other users can change it"):
-        packages._private_folder()
+        records.own_folder(tmp_path, "set TMPDIR.")
     folder.rmdir()
     folder.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(BadEnvironment, match="other users can change it"):
-        packages._private_folder()
+        records.own_folder(tmp_path, "set TMPDIR.")
 
 
 def test_versions_are_those_that_python_imports():

@@ -21,7 +21,7 @@ sys.path.insert(0, sys.argv[1])
 from deploykit_node import staging
 from deploykit_node.cluster import Cluster
 
-env = dict(os.environ)
+env = {**os.environ, **json.loads(os.environ.get("RESOLVED", "{}"))}
 hosts = ("here",) * int(env.get("COUNT", "1"))
 try:
     staging.run(env, Cluster("emulated", int(env.get("NODE", "0")), hosts), elastic=False)
@@ -109,7 +109,7 @@ def test_a_prefix_of_s3_is_copied_once_and_used_again(node, bucket, aws):
     aws.requests.clear()
     again, said = node.stage("s3://my-bucket/set/train")
     assert (again, contents(again)) == (folder, expected)
-    assert "is complete and is used again" in said
+    assert "is complete and is reused" in said
     assert {request.path.partition("?")[0] for request in aws.requests} == {"/my-bucket"}
 
 
@@ -245,7 +245,7 @@ def test_a_copy_waits_for_another_process_and_says_so(node, tmp_path):
     with Path(f"{folder}.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         process = node.start(source)
-        assert "another process copies it to" in process.stderr.readline()
+        assert "waiting for another process that copies it to" in process.stderr.readline()
         assert process.poll() is None
     assert json.loads(process.communicate(timeout=300)[0])
 
@@ -329,6 +329,24 @@ def test_without_permission_it_is_said_in_a_sentence(node, bucket, enforced):
     assert "Traceback" not in said
 
 
+def test_a_secret_key_of_the_job_opens_the_bucket(node, bucket, enforced):
+    """As resolved on the node: in the variables of the ranks, not in those of the launcher."""
+    iam = boto3.client("iam", region_name="us-east-1")
+    iam.create_user(UserName="reader")
+    key = iam.create_access_key(UserName="reader")["AccessKey"]
+    rule = {"Effect": "Allow", "Action": "s3:*", "Resource": "*"}
+    text = json.dumps({"Version": "2012-10-17", "Statement": [rule]})
+    iam.put_user_policy(UserName="reader", PolicyName="read", PolicyDocument=text)
+    put(bucket, 1)
+    enforced()
+    keys = {
+        "AWS_ACCESS_KEY_ID": key["AccessKeyId"],
+        "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
+    }
+    folder, said = node.stage("s3://my-bucket/set/train", RESOLVED=json.dumps(keys))
+    assert folder is not None, said
+
+
 def test_a_connection_that_drops_names_the_object(node, bucket, aws):
     put(bucket, 3)
     refused = "/my-bucket/set/train/part%201/001.bin"
@@ -343,7 +361,7 @@ def test_an_object_cannot_leave_the_folder(node, bucket):
     bucket.put_object(Bucket="my-bucket", Key="set/train/../../escaped", Body=b"x")
     folder, said = node.stage("s3://my-bucket/set/train")
     assert folder is None
-    assert "has a name that no file of the node can have" in said
+    assert "has a name that is not valid on the node" in said
     assert not list(node.disk.rglob("escaped"))
 
 
@@ -354,7 +372,8 @@ def test_a_folder_of_another_user_is_not_used(node, tmp_path):
     (node.disk / f"deploykit-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
     folder, said = node.stage(source)
     assert folder is None
-    assert "belongs to another user. Set stage_folder" in said
+    assert "belongs to another user, or other users can change it" in said
+    assert "set stage_folder" in said
 
 
 def test_the_default_folder_is_the_first_that_is_writable(node, tmp_path):
@@ -375,4 +394,4 @@ def test_a_variable_that_the_node_lacks_is_named(node, tmp_path):
     write(tmp_path / "source")
     folder, said = node.stage(tmp_path, DEPLOYKIT_STAGE=json.dumps({"train": channel}))
     assert folder is None
-    assert "data.train.stage_folder is $NO_SUCH_DISK/x, which is not an absolute folder" in said
+    assert "data.train.stage_folder is $NO_SUCH_DISK/x, which is not an absolute path" in said

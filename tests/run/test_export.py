@@ -295,6 +295,18 @@ def test_a_script_of_ones_own_with_the_inference_that_init_writes(place):
     run(place, "rm", "script")
 
 
+def test_the_card_names_the_source_of_staged_data(place, tmp_path):
+    row = registry.get("digits")
+    folder = shutil.copytree(row.folder, tmp_path / "copy")
+    job = json.loads((folder / "job.json").read_text())
+    job["data"] = {"train": {"path": "s3://my-bucket/train", "stage": "node"}}
+    (folder / "job.json").write_text(json.dumps(job))
+    copy = row._replace(folder=str(folder))
+    chosen = export.Export(copy, export.choose(copy, None), "model", sys.executable)
+    export._write_card(chosen, tmp_path, {})
+    assert "| data, train | `s3://my-bucket/train` |" in (tmp_path / "README.md").read_text()
+
+
 @pytest.mark.slow
 def test_a_package_in_s3(place, aws):
     """`aws` is a moto server; the archive, the card and the manifest, once."""

@@ -68,10 +68,6 @@ def download(
     """
     from boto3.s3 import transfer
 
-    class Progress(transfer.BaseSubscriber):  # type: ignore[misc] # boto3 has no types
-        def on_progress(self, bytes_transferred: int, **_: Any) -> None:
-            done(bytes_transferred)
-
     client = client_of("s3", handle)
     config = transfer.TransferConfig(max_concurrency=AT_ONCE)
     with aws.errors(handle.target), transfer.create_transfer_manager(client, config) as manager:
@@ -79,7 +75,8 @@ def download(
         for file in files:
             bucket, key = _object(file)
             path = str(folder / file.name)
-            pending.append((file, manager.download(bucket, key, path, subscribers=[Progress()])))
+            subscribers = [subscriber(done)]
+            pending.append((file, manager.download(bucket, key, path, subscribers=subscribers)))
         for file, future in pending:
             try:
                 future.result()
@@ -89,6 +86,17 @@ def download(
                     hint="run the same command again; complete files are not downloaded again",
                 ) from error
             _verify(client, file, folder / file.name)
+
+
+def subscriber(done: Callable[[int], None]) -> Any:
+    """For boto3's transfer manager: what calls `done` with the bytes of each step."""
+    from boto3.s3 import transfer
+
+    class Progress(transfer.BaseSubscriber):  # type: ignore[misc] # boto3 has no types
+        def on_progress(self, bytes_transferred: int, **_: Any) -> None:
+            done(bytes_transferred)
+
+    return Progress()
 
 
 def _object(file: RemoteFile) -> tuple[str, str]:

@@ -32,8 +32,8 @@ def require() -> None:
         metadata.version("sagemaker-train")
     except metadata.PackageNotFoundError:
         raise BackendUnavailable(
-            "this needs the SageMaker SDK 3, of which ModelTrainer is a part",
-            hint="install 'sagemaker>=3' into an environment of its own, beside deploykit; for "
+            "ModelTrainer requires the SageMaker SDK 3, which is not installed",
+            hint="install 'sagemaker>=3' and deploykit into a separate environment; for "
             "version 2 there is deploykit.sagemaker.estimator, and `deploykit submit` needs no SDK",
         ) from None
 
@@ -52,13 +52,13 @@ def _problems(job: JobSpec, options: Options) -> Iterator[Problem]:
         )
         yield Problem("sagemaker.distribution", message, "distribution: torch_distributed")
     if options.image_entrypoint:
-        message = "ModelTrainer starts its own launcher instead, and checks no hash of the source"
+        message = "ModelTrainer starts its own launcher, which does not check the source's hash"
         yield Problem("sagemaker.image_entrypoint", message, other)
     if options.request:
         yield Problem("sagemaker.request", "ModelTrainer does not send these fields", other)
     for name in channel_names(job, options):
         if name in _CHANNELS:
-            message = f"ModelTrainer has a channel of its own with the name {name}"
+            message = f"ModelTrainer uses the channel name {name} itself"
             yield Problem(f"data.{name}", message, "choose another name")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from deploykit.backends.sagemaker import request
 from deploykit.backends.sagemaker.jobs import LOG_GROUP
-from deploykit.backends.sagemaker.options import Options, region
+from deploykit.backends.sagemaker.options import Options, local_data, region
 from deploykit.job.model import JobSpec
 
 
@@ -44,6 +44,10 @@ def _statements(job: JobSpec, options: Options) -> Iterator[dict[str, Any]]:
         ["s3:GetObject", "s3:PutObject"],  # GetObject: whether the same source is there already
         [f"{bucket}{options.bucket}/{options.prefix}/*"],
     )
+    if local_data(job, options):
+        yield _allow("Data", ["s3:ListBucket"], [f"{bucket}{options.bucket}"]) | {
+            "Condition": {"StringLike": {"s3:prefix": f"{options.prefix}/data/*"}}
+        }
     for number, location in enumerate(_results(job, options), 1):
         name, _, prefix = location.removeprefix("s3://").partition("/")
         below = f"{prefix.rstrip('/')}/*" if prefix else "*"

@@ -259,7 +259,7 @@ def _check_features(job: JobSpec, options: Options) -> Iterator[Problem]:
             "shard": f"remove `stage`, and set {key}.s3_distribution: ShardedByS3Key",
             "shared": f"remove `stage`, and set {key}.input_mode: FastFile, which copies nothing",
         }[channel.stage or ""]
-        yield Problem(f"data.{name}.stage", "SageMaker brings the data to the nodes itself", hint)
+        yield Problem(f"data.{name}.stage", "SageMaker copies the data to the nodes itself", hint)
     if (job.profile or "").startswith("nsys") and options.distribution != "none":
         message = "nsys needs ranks started by deploykit, but here SageMaker's toolkit starts them"
         yield Problem("profile", message, "torch:20:25, PyTorch's own profiler")
@@ -292,11 +292,14 @@ def _check_packages(job: JobSpec, options: Options) -> Iterator[Problem]:
         message = "an isolated container cannot download the packages that the job needs"
         hint = "network_isolation: false, or an image that has the packages"
         yield Problem("sagemaker.network_isolation", message, hint)
-    locked, own = environments.locked_torch(job, installed), options.framework_version
-    if locked and own and catalog.minor(locked) != catalog.minor(own):
-        message = f"the image's PyTorch {own} stays, but the lock has {locked}"
-        hint = f"framework_version: {locked}, or `uv lock --upgrade-package torch=={own}`"
-        yield Problem("sagemaker.framework_version", message, hint, severity="warning")
+    image = catalog.parse_image(options.image_uri or "")
+    own = image.minor if image else catalog.minor(options.framework_version or "")
+    locked = environments.locked_torch(job, installed)
+    if locked and own and catalog.minor(locked) != own:
+        message = f"the lock has PyTorch {locked}, but the job uses the image's, {own}"
+        hint = f"`uv lock --upgrade-package 'torch=={own}.*'`, or an image with {locked}"
+        key = "image_uri" if image else "framework_version"
+        yield Problem(f"sagemaker.{key}", message, hint, severity="warning")
 
 
 def _check_request(job: JobSpec, options: Options) -> Iterator[Problem]:

@@ -11,7 +11,6 @@ upload: each is compared by its checksum, and only what is missing is sent.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import hashlib
 import io
@@ -21,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from deploykit.backends.sagemaker import aws
-from deploykit.backends.sagemaker.downloads import AT_ONCE, pages
+from deploykit.backends.sagemaker.downloads import AT_ONCE, pages, subscriber
 from deploykit.backends.sagemaker.options import Options
 from deploykit.bundle import archive as bundles
 from deploykit.bundle import data_folder
@@ -53,9 +52,9 @@ def upload(plan: Plan) -> None:
         with archive.open("rb") as file:
             checksum = hashlib.file_digest(file, "sha256").digest()
         key = plan.options.code_key(plan.bundle.hash)
-        if not store.has(key, _base64(checksum)):
+        if not store.has(key, data_folder.as_base64(checksum)):
             with archive.open("rb") if progress.show is None else _Watched(archive) as file:
-                store.put(key, file, _base64(checksum))
+                store.put(key, file, data_folder.as_base64(checksum))
 
 
 def unsent_data(plan: Plan) -> int:
@@ -135,10 +134,6 @@ class _Store:
             ) from error
 
 
-def _base64(digest: bytes) -> str:
-    return base64.b64encode(digest).decode()
-
-
 class _Watched(io.FileIO):
     """A file that reports how much of it was read."""
 
@@ -163,7 +158,9 @@ def _upload_data(store: _Store, folder: DataFolder) -> None:
 
 def _manifest(store: _Store, folder: DataFolder) -> tuple[str, str]:
     """The key and the checksum of the object that marks a complete upload."""
-    return store.options.manifest_key(folder.hash), _base64(bytes.fromhex(folder.hash))
+    return store.options.manifest_key(folder.hash), data_folder.as_base64(
+        bytes.fromhex(folder.hash)
+    )
 
 
 def _prefix(folder: DataFolder) -> str:
@@ -180,7 +177,7 @@ def _missing(store: _Store, folder: DataFolder) -> list[DataFile]:
         raise SubmitRefused(
             f"{folder.target} has {units.plural(len(foreign), 'object')} that deploykit did not "
             f"upload, such as {foreign[0]}: the job would read them as data",
-            hint=f"delete them, or all that is there: aws s3 rm --recursive {folder.target}",
+            hint=f"delete them, or everything there: aws s3 rm --recursive {folder.target}",
         )
     present = [file for file in folder.files if sizes.get(file.path) == file.size]
     if present and not store.has(*_manifest(store, folder)):
@@ -204,13 +201,12 @@ def _send(store: _Store, folder: DataFolder, files: Sequence[DataFile]) -> None:
 
     total, so_far, lock = sum(file.size for file in files), 0, threading.Lock()
 
-    class Progress(transfer.BaseSubscriber):  # type: ignore[misc] # boto3 has no types
-        def on_progress(self, bytes_transferred: int, **_: Any) -> None:
-            nonlocal so_far
-            with lock:  # several files are sent at once
-                so_far += bytes_transferred
-                if progress.show is not None:
-                    progress.show("sending data", so_far, total)
+    def show(count: int) -> None:
+        nonlocal so_far
+        with lock:  # several files are sent at once
+            so_far += count
+            if progress.show is not None:
+                progress.show("sending data", so_far, total)
 
     config = transfer.TransferConfig(
         max_concurrency=AT_ONCE,
@@ -236,7 +232,7 @@ def _send(store: _Store, folder: DataFolder, files: Sequence[DataFile]) -> None:
             for file in files:
                 path, key = str(folder.top / file.path), _prefix(folder) + file.path
                 extra = {**store.owner, **store.encryption, **_checksums(file)}
-                future = manager.upload(path, store.bucket, key, extra, [Progress()])
+                future = manager.upload(path, store.bucket, key, extra, [subscriber(show)])
                 pending.append((file, future))
             for file, future in pending:
                 try:

@@ -425,7 +425,7 @@ def _check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise BucketError(
-            f"{folder} has {readable(free)} free, and the checkpoint to resume from takes "
+            f"{folder} has {readable(free)} free, and the checkpoint to resume from needs "
             f"{readable(needed)}. Free some space there, or choose another folder."
         )
 

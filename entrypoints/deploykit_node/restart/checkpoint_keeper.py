@@ -120,7 +120,7 @@ def _await_others(env: Environ, here: Cluster) -> None:
     restored.arrive()
     while not restored.complete():
         if records.has_ended(env, 0):
-            raise BadEnvironment("Node 0 has not restored the checkpoints; its log says why.")
+            raise BadEnvironment("Node 0 did not restore the checkpoints; see its log.")
         time.sleep(_PAUSE)
 
 
@@ -138,8 +138,8 @@ def _finish(process: subprocess.Popen[str], env: Environ, here: Cluster, *, stop
         folder = env.get("DEPLOYKIT_CHECKPOINT_DIR", "")
         log.say(
             here.number,
-            f"warning: not all checkpoints were copied to {env.get(BUCKET)} in the {left:.0f} "
-            f"seconds that were left; the rest is in {folder}",
+            f"warning: the last {left:.0f} seconds were too short to copy all checkpoints to "
+            f"{env.get(BUCKET)}; the rest is in {folder}",
         )
 
 
@@ -205,7 +205,9 @@ class _Keeper:
                 self._bucket.refresh()
                 restored = self._bucket.restore(self._folder)
         except OSError as error:
-            raise BadEnvironment(f"{self._folder} cannot take checkpoints: {error}") from error
+            raise BadEnvironment(
+                f"{self._folder} is not usable for checkpoints: {error}"
+            ) from error
         if self._bucket is None:
             return
         self._foreign = self._bucket.foreign_files()
@@ -314,7 +316,7 @@ class _Keeper:
             return
         self._error = text
         if text:
-            self._say(f"warning: {text} Training goes on; the copy is tried again.")
+            self._say(f"warning: {text} Training continues, and the copy is retried.")
         self._record()
 
     def _record(self) -> None:

@@ -69,10 +69,12 @@ def allows(statement, action, resource, context):
     return action in statement["Action"] and named and met
 
 
-@pytest.mark.parametrize("keys", ["", "  prefix: other/place\n"])
+@pytest.mark.parametrize("keys", ["", "  prefix: other/place\n", "data: {train: images}\n"])
 def test_the_policy_allows_each_request_and_nothing_more(
     aws, deploykit, streams, project, tmp_path, keys
 ):
+    (project / "images").mkdir()
+    (project / "images/1.png").write_bytes(b"x")
     with (project / "job.yaml").open("a") as file:
         file.write(keys)
     out = tmp_path / "again"

@@ -119,10 +119,19 @@ def test_a_pending_function_cannot_be_replaced(cluster, project, open_place, gro
 
 def test_settings_that_functions_do_not_support(project):
     words = ["slurm.host=login1", "slurm.folder=/x", "env.KEY=secret:env:KEY"]
+    words += [
+        "slurm.container={image: a.sif}",
+        "keep_checkpoints=3",
+        "checkpoints=s3://my-bucket/a",
+    ]
+    channel = "{path: s3://my-bucket/train, stage: node, stage_folder: /scratch}"
     with pytest.raises(JobFileError) as caught:
-        executor(overrides=[*words, "slurm.container={image: a.sif}"])
+        executor(overrides=[*words, f"data.train={channel}"])
     paths = {problem.path for problem in caught.value.problems}
-    assert paths == {"slurm.host", "slurm.container", "env.KEY"}
+    assert paths == {
+        *("slurm.host", "slurm.container", "env.KEY"),
+        *("data.train.stage", "checkpoints", "keep_checkpoints"),
+    }
 
 
 # --- deploykit.launch: two nodes, each with its own launcher

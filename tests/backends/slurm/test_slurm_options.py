@@ -104,7 +104,7 @@ def data(path="s3://bucket/x", stage=None, folder=None, **more):
 def test_data_in_s3_must_be_copied_to_the_nodes():
     problem = problems(data())["data.train"]
     assert problem.message == "a Slurm node cannot use s3://bucket/x as a folder"
-    assert problem.hint == "have it copied there: train: {path: s3://bucket/x, stage: node}"
+    assert problem.hint == "to copy it to the nodes: train: {path: s3://bucket/x, stage: node}"
     assert "data.train" not in problems(data(stage="node"))
     assert "data.train" in problems(data("gs://bucket/x", "node"))
     assert "data.train.stage_folder" in problems(data("/shared", None, "/scratch"))
@@ -152,7 +152,7 @@ def test_checkpoints_may_be_in_a_bucket():
 def test_what_a_bucket_for_checkpoints_requires():
     saved = job(checkpoints="s3://bucket/x", resources={"nodes": 4, "min_nodes": 2})
     assert "may change" in problems(saved)["checkpoints"].message
-    assert "names no bucket" in problems(job(checkpoints="s3:///x"))["checkpoints"].message
+    assert "has no bucket name" in problems(job(checkpoints="s3:///x"))["checkpoints"].message
     folder = "slurm.checkpoint_folder"
     assert "requires" in problems(options=Options(checkpoint_folder="/scratch"))[folder].message
     own = problems(job(checkpoints="s3://b"), Options(checkpoint_folder="scratch"))[folder]
