@@ -16,7 +16,7 @@ import argparse
 from pathlib import Path
 
 from deploykit.backends import base as backend
-from deploykit.cli import output
+from deploykit.cli import describe, output
 from deploykit.cli.progress_bar import watching
 from deploykit.lib import units
 from deploykit.run import fetch as run_fetch
@@ -56,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
         parts = ["output"]
     target = args.to or Path(row.run)
     listing = run_fetch.listing(row, parts)
+    if not (listing.files or args.json):
+        output.note(*describe.written_lines(row))
     if args.to is None and parts and listing.here.issuperset(parts):
         return _say_where(row, parts, as_json=args.json)
     files = run_fetch.matching(row, listing.files, args.pattern)

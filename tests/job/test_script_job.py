@@ -125,6 +125,8 @@ def test_only_one_entrypoint(project, capsys):
     assert cli.main(["submit", "train.py", "-m", "pkg", "--dry-run"]) == 64
     assert cli.main(["submit", "jb.yaml", "-m", "pkg", "--dry-run"]) == 66
     assert "cannot read the job file jb.yaml" in capsys.readouterr().err
+    assert cli.main(["submit", "train"]) == 66
+    assert "did you mean train.py?" in capsys.readouterr().err
 
 
 def test_the_later_of_two_settings_counts(project, capsys):

@@ -216,3 +216,14 @@ def test_files_on_this_machine_are_named_and_copied_only_where_asked(project, de
     assert (target / "output/model.txt").read_text() == "w"
     assert "said" in (target / "logs.txt").read_text()
     assert deploykit("fetch", row["run"], "--to", str(target))["unchanged"] == 1
+
+
+def test_results_in_the_working_folder_are_named(project, capsys):
+    """A fetch copies nothing then, and the job file needs `outputs`."""
+    (project / "train.py").write_text("open('model.pt', 'w').write('w')\n")
+    assert cli.main(["submit", "--backend", "local", "--run", "elsewhere", "--wait"]) == 0
+    capsys.readouterr()
+    assert cli.main(["fetch", "elsewhere"]) == 0
+    shown = capsys.readouterr()
+    assert "add this to the job file: outputs: [model.pt]" in shown.err
+    assert "output: on this machine, in " in shown.out
