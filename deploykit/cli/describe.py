@@ -335,9 +335,10 @@ def run_brief(run: Run, diagnosis: str | None = None) -> None:
         label, value = "handle", str(run.handle or f"{run.backend}://{run.target}, not confirmed")
     more = shell.command("deploykit", verb, run.run)
     remark = run.reason if succeeded and run.reason not in _USUAL_REASONS else ""
+    saved = copied_line(run) if _is_over(run) else ""
     rows = (
         *(("reason", remark), (label, value)),
-        *(("saved", copied_line(run)), ("cost", cost(run)), ("more", more)),
+        *(("saved", saved), ("cost", cost(run)), ("more", more)),
     )
     for name, text in rows:
         if text:

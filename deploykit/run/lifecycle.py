@@ -241,7 +241,7 @@ def prepare(  # noqa: PLR0913 - as submit
     warnings += _shared_checkpoints(file.job, identity, ask=pack)
     plan = backend.find(name).plan(file.job, file.sections[name], run=identity, bundle=packed)
     warnings += _data_warnings(plan)
-    if pack:
+    if pack and plan.data:
         data_folder.remember(plan.data)
     if paths.left_out().exists():
         plan, excluded = excluded_nodes.applied(plan, ask=pack)
