@@ -53,7 +53,7 @@ def test_a_wheel_works_without_a_checkout(wheel, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", main, "submit", "--backend", "slurm", "--dry-run"],
         cwd=tmp_path,
-        env={"PYTHONPATH": str(tmp_path / "site"), "HOME": str(tmp_path), "PATH": ""},
+        env={"PYTHONPATH": str(tmp_path / "site"), "HOME": str(tmp_path / "home"), "PATH": ""},
         capture_output=True,
         text=True,
         check=False,

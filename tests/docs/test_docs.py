@@ -199,7 +199,7 @@ def test_sagemaker_rehearsal_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     page = (DOCS / "how-to/rehearse-sagemaker.md").read_text(encoding="utf-8")
-    install = "$ pip install --quiet 'deploykit[sagemaker]' 'moto[server]'\n"
+    install = "$ pip install --quiet 'moto[server]'\n"
     assert install in page
     play(page.replace(install, "").replace("5000", str(free_port())), tmp_path)
 
