@@ -130,4 +130,4 @@ def test_check_and_the_plan_name_the_bucket(foreign, capsys, tmp_path):
     (tmp_path / "venv/pyvenv.cfg").write_text("home = /usr/bin\n")
     words = ["check", "--backend", "local", "--set", f"local.python={python}"]
     refused = deploykit(capsys, *words, code=65).err
-    assert "checkpoints in S3 need boto3, which is not installed for" in refused
+    assert "checkpoints: boto3 is not installed for" in refused

@@ -162,6 +162,8 @@ def _further(trainer: Any, fields: Mapping[str, Any]) -> None:
         trainer.with_tensorboard_output_config(configs.TensorBoardOutputConfig(**board))
     if retries := fields.get("retry_strategy"):
         trainer.with_retry_strategy(configs.RetryStrategy(**retries))
+    if check := fields.get("infra_check_config"):
+        trainer.with_infra_check_config(configs.InfraCheckConfig(**check))
     if debug := fields.get("remote_debug_config"):
         trainer.with_remote_debug_config(configs.RemoteDebugConfig(**debug))
     if metrics := fields["algorithm_specification"].get("metric_definitions"):

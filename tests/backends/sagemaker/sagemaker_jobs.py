@@ -23,9 +23,14 @@ RESOURCES = ("time_limit", "nodes", "processes_per_node", "gpus_per_node", "memo
 
 
 def vary(**changes):
-    """The job and its options with some fields changed: of resources, options or the job."""
+    """The job and its options with some fields changed: of resources, options or the job.
+
+    `profile` is that of the options, and `job_profile` that of the job.
+    """
     resources = {name: changes.pop(name) for name in RESOURCES if name in changes}
     options = {name: changes.pop(name) for name in list(changes) if hasattr(OPTIONS, name)}
+    if "job_profile" in changes:
+        changes["profile"] = changes.pop("job_profile")
     if "data" in changes:
         changes["data"] = {
             name: InputChannel(channel) if isinstance(channel, str) else channel

@@ -20,7 +20,12 @@ import yaml
 from deploykit import sagemaker
 from deploykit.backends import sagemaker as backend
 from deploykit.backends.sagemaker import estimator, model_trainer
-from deploykit.backends.sagemaker.options import Channel, InstanceGroup, ModelParallel
+from deploykit.backends.sagemaker.options import (
+    Channel,
+    InstanceGroup,
+    InstancePreference,
+    ModelParallel,
+)
 from deploykit.bundle import archive
 from deploykit.job.model import Entrypoint
 from deploykit.lib.errors import BackendUnavailable, JobFileError
@@ -77,6 +82,15 @@ JOBS = [
         },
         **VPC,
     },
+    {
+        "instance_type": None,
+        "instance_preferences": (
+            InstancePreference("ml.g5.12xlarge"),
+            InstancePreference("ml.g5.24xlarge"),
+        ),
+        "max_pending": 7200,
+        "infra_check": True,
+    },
 ]
 """Jobs that use every field of the request which version 3 has."""
 SEND = textwrap.dedent(
@@ -87,8 +101,9 @@ SEND = textwrap.dedent(
 
     sdk_requests.share_clients()
     sdk_requests.share_descriptions()
-    session = model_trainer.session("us-east-1", "my-bucket", "deploykit")
-    for plan in pickle.load(open(sys.argv[1], "rb")):
+    plans = pickle.load(open(sys.argv[1], "rb"))
+    session = model_trainer.session(plans[0])
+    for plan in plans:
         trainer = model_trainer.model_trainer(plan, json.loads(plan.text), session, lambda: None)
         trainer.train(wait=False)
     """
@@ -280,4 +295,4 @@ def test_a_missing_sdk_is_reported(monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", version)
     with pytest.raises(BackendUnavailable, match="SageMaker SDK 3") as caught:
         sagemaker.model_trainer()
-    assert "environment of its own" in caught.value.hint
+    assert "into a separate environment" in caught.value.hint

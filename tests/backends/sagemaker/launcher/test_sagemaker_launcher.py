@@ -96,7 +96,7 @@ def test_steps_of_both_ranks_are_profiled_into_the_output(aws, captured, program
         "    model(torch.randn(2, 8)).sum().backward()\n"
         "    optimizer.step()\n"
     )
-    request = captured(program(text), nodes=1, profile="torch:2:3")
+    request = captured(program(text), nodes=1, job_profile="torch:2:3")
     (output,) = run_on_hosts(request, aws.endpoint, on_loopback(hosts, 1))
     found = [traces.read(path) for path in traces.files(output / "profile")]
     assert [one.rank for one in found] == [0, 1]
