@@ -186,7 +186,7 @@ def parse(path: Source) -> tuple[dict[str, Any], dict[str, int]]:
     except (OSError, Malformed) as error:
         what = error.strerror if isinstance(error, OSError) else f"it {error}"
         hint = "name a job file or a script, or write a job file with `deploykit init`"
-        script = path.with_name(f"{path.name}.py")
+        script = Path(f"{path}.py")
         raise NotFound(
             f"cannot read the job file {path}: {what}",
             hint=f"did you mean {script}?" if script.is_file() else hint,
