@@ -319,9 +319,13 @@ def test_a_file_that_was_deleted_from_s3_is_sent_again(aws, s3, with_data, tmp_p
 
 
 def test_a_file_that_changes_while_it_is_sent_is_never_used(aws, with_data, data, tmp_path):
+    """Its size stays: for the rest of a shorter file, a server waits until a time-out."""
+    size = (data / "part 00/ü.bin").stat().st_size
+
     def change(one, forward):
         if one.method == "PUT" and one.path.startswith(DATA):
-            (data / "part 00/ü.bin").write_text("other")
+            with (data / "part 00/ü.bin").open("r+b") as file:
+                file.write(b"!" * size)
         return forward()
 
     plan = with_data()
