@@ -215,7 +215,7 @@ class Capabilities(Backend, Protocol):
         """Query the target, by default the one of the environment, and store its profile."""
 
     def submitter_policy(self, job: JobSpec, options: Any) -> Mapping[str, Any]:
-        """The least permissions of whoever submits a job, as JSON of the target's kind. Pure."""
+        """The smallest policy that lets a person submit this job, as JSON. Pure."""
 
     def node_names(self, options: Any) -> Collection[str]:
         """The names of all nodes of the target, which `Options.exclude` accepts. Queries it.
@@ -549,10 +549,10 @@ def check_addresses(job: JobSpec, unusable: str, instead: str) -> Iterator[Probl
     """
     channels = staged(job)
     for path, location in addresses(job).items():
-        name = path.removeprefix("data.")
+        name = path.removeprefix("data.") if path.startswith("data.") else None
         message, hint = unusable.format(location=location), instead.format(path=path)
         in_s3 = location.startswith("s3://")
-        if (name in channels and in_s3) or location == checkpoint_bucket(job):
+        if (name in channels or path == "checkpoints") and in_s3:
             continue
         if name in channels:
             message = f"{location} cannot be copied to the nodes"

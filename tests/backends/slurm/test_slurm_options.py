@@ -201,3 +201,13 @@ def test_hyperpods_option_is_not_combined_with_pyxis():
     assert "slurm.srun[0]" not in problems(
         options=Options(srun=("--auto-resume=1",), container=image)
     )
+
+
+def test_only_the_checkpoints_may_be_in_their_bucket():
+    """Not the results at the same address, nor those beside a channel of their name."""
+    both = problems(job(checkpoints="s3://bucket/x", output="s3://bucket/x"))
+    assert "output" in both
+    assert "checkpoints" not in both
+    channel = {"output": InputChannel("s3://bucket/d", "node")}
+    named = problems(job(data=channel, output="s3://bucket/x"))
+    assert "a Slurm node cannot use s3://bucket/x as a folder" in named["output"].message
