@@ -173,7 +173,7 @@ class Image:
     region: str | None
     """None for the public registry."""
     cuda: tuple[int, int] | None
-    """None for a CPU image, and where neither the tag nor `CUDA` tells."""
+    """None for a CPU image, or if its CUDA version is unknown."""
 
     @property
     def smp(self) -> bool:
@@ -235,27 +235,27 @@ def later_image(version: str, region: str | None, instance_type: str) -> str:
 
 
 def is_too_new(kind: Hardware, number: str) -> bool:
-    """Whether PyTorch of that minor version has no code for the GPUs; False if that is unknown."""
+    """Whether this PyTorch version is too old for the GPUs; False if unknown."""
     if not number or kind.capability is None or kind.capability < BLACKWELL:
         return False
     return tuple(map(int, number.split("."))) < _FIRST_FOR_BLACKWELL
 
 
 def is_too_old(kind: Hardware, cuda: tuple[int, int] | None) -> bool:
-    """Whether this CUDA no longer supports the GPUs; False if that is unknown."""
+    """Whether this CUDA version has dropped the GPUs; False if unknown."""
     if cuda is None or kind.capability is None:
         return False
     return any(cuda >= first and kind.capability < oldest for first, oldest in _OLDEST_GPUS)
 
 
 def may_be_too_old(kind: Hardware, cuda: tuple[int, int] | None) -> bool:
-    """Whether it is unknown if AWS's image with this CUDA has code for the GPUs."""
+    """Whether AWS's image with this CUDA version may lack code for the GPUs."""
     first, end = _PERHAPS_WITHOUT_VOLTA
     return kind.capability == VOLTA and cuda is not None and first <= cuda < end
 
 
 def can_start(version: str, instance_type: str) -> bool:
-    """Whether AWS's image of a PyTorch version can use an instance type, as far as is known."""
+    """Whether AWS's image of a PyTorch version can use an instance type; True if unknown."""
     kind, number = hardware.of(instance_type), minor(version)
     unusable = is_too_new(kind, number) or is_too_old(kind, CUDA.get(number))
     return not unusable and kind.architecture != hardware.ARM

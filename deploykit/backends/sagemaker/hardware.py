@@ -37,10 +37,10 @@ class Hardware(NamedTuple):
     architecture: str = ""
     """Of its CPUs: ``x86_64`` or ``arm64``."""
     efa: bool | None = None
-    """Whether training jobs use EFA on it. None also where EC2 offers EFA, and neither SageMaker's
-    launcher nor its documentation says that training jobs use it."""
+    """Whether training jobs use EFA on it. None if unknown: EC2 offers EFA on some types that
+    SageMaker's launcher and documentation do not mention."""
     nvme: int | None = None
-    """Size of its own NVMe disks in GB; 0: none, so that it takes an EBS volume."""
+    """GB of local NVMe; with 0, the job gets an EBS volume."""
     source: str = ""
     """One of `SOURCES`."""
 

@@ -155,7 +155,7 @@ def _requirements(plan: Plan) -> str | None:
 
 
 def _further(trainer: Any, fields: Mapping[str, Any]) -> None:
-    """What ModelTrainer takes through methods."""
+    """Set what ModelTrainer accepts only through methods."""
     from sagemaker.core.training import configs
 
     if board := fields.get("tensor_board_output_config"):

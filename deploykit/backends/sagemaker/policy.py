@@ -1,4 +1,4 @@
-"""The IAM policy of whoever submits a job: what submit, status, logs, cancel and fetch need.
+"""The IAM policy for people who submit a job: for submit, status, logs, cancel and fetch.
 
 Actions and their resources:
 https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonsagemaker.html
