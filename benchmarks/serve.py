@@ -1,11 +1,13 @@
-"""Requests a second and latency of `deploykit deploy`, beside a bare starlette app with the model.
+"""Requests a second and latency of `deploykit deploy`, beside LitServe and a bare starlette app.
 
-    .venv/bin/python benchmarks/serve.py MODEL
+    .venv/bin/python benchmarks/serve.py MODEL --litserve LITSERVE/bin/python
 
-MODEL is a package of the digits. The peer is what one would write by hand: one process of uvicorn
-whose endpoint parses the request, calls the model and writes the answer. Both get the same requests
-over kept connections; the ratio is of CPU time for a request, with the replicas. Then a request of
-50 MB is sent to each, and /ping is asked meanwhile.
+MODEL is a package of the digits. The bare app is what one would write by hand: one process of
+uvicorn whose endpoint parses the request, calls the model and writes the answer. LITSERVE is an
+environment with PyTorch, safetensors, numpy and `pip install litserve`, and without `mcp` 2, beside
+which version 0.2.19 does not start. All get the same requests over kept connections, in turns; the
+table has the medians of the rounds, and `cpu` is the CPU time for a request beside the bare app's.
+Then a request of 50 MB is sent to each, and /ping is asked meanwhile.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import contextlib
 import http.client
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -23,6 +26,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 SERVE = Path(__file__).resolve().parent.parent / "entrypoints/serve.py"
 BARE = """
@@ -46,70 +50,162 @@ async def invoke(request):
 app = Starlette(routes=[Route("/ping", ping), Route("/invocations", invoke, methods=["POST"])])
 uvicorn.run(app, port=int(sys.argv[2]), access_log=False, log_level="warning")
 """
+LITSERVE = """
+import sys
+import litserve
+import torch
+
+sys.path.insert(0, sys.argv[1] + "/code")
+import inference
+
+class Digits(litserve.LitAPI):
+    def setup(self, device):
+        self.model = inference.model_fn(sys.argv[1])
+
+    def decode_request(self, request):
+        return inference._tensor("", request["inputs"])
+
+    def batch(self, inputs):
+        self.sizes = [len(each) for each in inputs]
+        return torch.cat(inputs)
+
+    def predict(self, inputs):
+        return inference.predict_fn(inputs, self.model)
+
+    def unbatch(self, outputs):
+        return outputs.split(self.sizes)
+
+    def encode_response(self, outputs):
+        return {"outputs": outputs.tolist()}
+
+if __name__ == "__main__":
+    batches = {"max_batch_size": int(sys.argv[3]), "batch_timeout": 0.01}
+    api = Digits(api_path="/invocations", **(batches if int(sys.argv[3]) > 1 else {}))
+    server = litserve.LitServer(api, accelerator="cpu", healthcheck_path="/ping", timeout=300)
+    server.run(port=int(sys.argv[2]), generate_client_file=False, log_level="warning")
+"""
+BATCH = "8"
 IMAGE = [[[0.5] * 8] * 8]
+PORT = 8391
 HEADERS = {"content-type": "application/json"}
 
 
+class Measured(NamedTuple):
+    """One round of one server."""
+
+    rate: float
+    """Requests a second."""
+    cpu: float
+    """Seconds of CPU time for a request."""
+    p50: float
+    p99: float
+    ping: float
+    """The slowest /ping during a large request."""
+
+
 def main() -> None:
-    """Measure both, one after the other, and print a line for each and the ratio."""
+    """Measure all in turns, and print a line for each round, then the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model", type=Path)
+    parser.add_argument("--litserve", metavar="PYTHON", help="of an environment with LitServe")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    cost = {}
+    rounds: dict[str, list[Measured]] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        bare = Path(scratch, "bare.py")
-        bare.write_text(BARE)
-        model = str(options.model)
-        ours = [str(SERVE), model, "--port"]
-        servers = {
-            "bare": (8391, [str(bare), model, "8391"]),
-            "deploykit": (8392, [*ours, "8392"]),
-            "deploykit, 2 replicas": (8393, [*ours, "8393", "--replicas", "2"]),
-        }
-        for name, (port, argv) in servers.items():
-            with running(argv, port) as pid:
-                before = cpu_seconds(pid)
-                times = load(port, options.clients, options.seconds)
-                cost[name] = (cpu_seconds(pid) - before) / len(times)
-                slowest = statistics.quantiles(times, n=100)[98]
-                health = pings_during_large_request(port)
-                print(
-                    f"{name}: {len(times) / options.seconds:.0f} requests/s, "
-                    f"{1000 * cost[name]:.2f} ms CPU for each, p50 "
-                    f"{1000 * statistics.median(times):.1f} ms, p99 {1000 * slowest:.1f} ms; "
-                    f"slowest /ping during a request of 50 MB: {1000 * max(health):.0f} ms "
-                    f"({len(health)} pings)",
-                    flush=True,
-                )
-    print(f"CPU for a request, deploykit / bare: {cost['deploykit'] / cost['bare']:.2f}")
+        for _ in range(options.rounds):
+            for name, argv in servers(options, Path(scratch)).items():
+                with running(argv, PORT) as pid:
+                    one = measured(pid, options.clients, options.seconds)
+                rounds.setdefault(name, []).append(one)
+                print(f"{name}: {one}", flush=True)
+    print_table({name: median(each) for name, each in rounds.items()})
+
+
+def servers(options: argparse.Namespace, scratch: Path) -> dict[str, list[str]]:
+    """The command of each server."""
+    bare, lit = scratch / "bare.py", scratch / "lit.py"
+    bare.write_text(BARE)
+    lit.write_text(LITSERVE)
+    model, port = str(options.model), str(PORT)
+    own = [sys.executable, str(SERVE), model, "--port", port]
+    named = {
+        "bare starlette": [sys.executable, str(bare), model, port],
+        "deploykit": own,
+        "deploykit, 2 replicas": [*own, "--replicas", "2"],
+        f"deploykit, batches of {BATCH}": [*own, "--max-batch-size", BATCH],
+    }
+    if options.litserve:
+        named["LitServe"] = [options.litserve, str(lit), model, port, "1"]
+        named[f"LitServe, batches of {BATCH}"] = [options.litserve, str(lit), model, port, BATCH]
+    return named
+
+
+def measured(pid: int, clients: int, seconds: float) -> Measured:
+    """One round of the server that runs."""
+    before, began = cpu_seconds(pid), time.monotonic()
+    times = load(PORT, clients, seconds)
+    took = time.monotonic() - began
+    cpu = (cpu_seconds(pid) - before) / len(times)
+    slowest = statistics.quantiles(times, n=100)[98]
+    ping = max(pings_during_large_request(PORT), default=0.0)
+    return Measured(len(times) / took, cpu, statistics.median(times), slowest, ping)
+
+
+def median(rounds: list[Measured]) -> Measured:
+    """The median of each number."""
+    return Measured(*map(statistics.median, zip(*rounds, strict=True)))
+
+
+def print_table(results: dict[str, Measured]) -> None:
+    """Print all as Markdown."""
+    bare = results["bare starlette"]
+    print("| server | requests/s | p50 ms | p99 ms | CPU ms | cpu | slowest /ping ms |")
+    print("|---|---|---|---|---|---|---|")
+    for name, one in results.items():
+        milliseconds = [f"{1000 * each:.1f}" for each in (one.p50, one.p99)]
+        cells = [name, f"{one.rate:.0f}", *milliseconds, f"{1000 * one.cpu:.2f}"]
+        print("|", " | ".join([*cells, f"{one.cpu / bare.cpu:.2f}", f"{1000 * one.ping:.0f}"]), "|")
 
 
 @contextlib.contextmanager
 def running(argv: list[str], port: int) -> Iterator[int]:
     """Start a server with one thread for each model, wait until it answers, and give its id."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, *argv], env=env, stdout=subprocess.DEVNULL)
+    with subprocess.Popen(
+        argv, env=env, stdout=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        try:
+            while not is_up(port):
+                if process.poll() is not None:
+                    sys.exit(f"{argv[1]} ended with {process.returncode}")
+                time.sleep(0.2)
+            yield process.pid
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(30)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+
+def is_up(port: int) -> bool:
+    """Whether a server answers."""
     try:
-        while process.poll() is None:
-            with contextlib.suppress(OSError):
-                if request(port, "GET", "/ping") == http.HTTPStatus.OK:
-                    break
-            time.sleep(0.2)
-        yield process.pid
-    finally:
-        process.terminate()
-        process.wait()
+        return request(port, "GET", "/ping") == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
+        return False
 
 
 def cpu_seconds(pid: int) -> float:
-    """The CPU time so far of a process and its children (proc(5), stat: fields 4, 14 and 15)."""
+    """The CPU time so far of all processes of a session (proc(5), stat: fields 6, 14 and 15)."""
     ticks = 0
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             fields = path.read_text().rpartition(")")[2].split()
-            if pid in {int(path.parent.name), int(fields[1])}:
+            if int(fields[3]) == pid:
                 ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")
 

@@ -31,7 +31,7 @@ from types import FrameType
 from typing import Any, Self
 
 _TOP = Path(__file__).resolve().parent.parent
-_TARGETS = {"slurm": (27, 245), "sagemaker": (31, 420)}
+_TARGETS = {"slurm": (27, 248), "sagemaker": (32, 420)}
 """Files and switches at most (CONTRIBUTING.md, "Structure")."""
 _PRICE = ("cost/", "backends/sagemaker/offers.py")
 """Files that compute the line about the price; they are counted apart."""

@@ -1,4 +1,4 @@
-"""Every error of deploykit, by the name under which programs import it."""
+"""All error classes of deploykit, for programs to import."""
 
 from deploykit.lib.errors import (
     BackendUnavailable,

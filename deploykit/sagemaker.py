@@ -1,4 +1,4 @@
-"""For notebooks and pipelines that use the SageMaker SDK: a job as one of its own objects.
+"""Jobs as objects of the SageMaker SDK, for notebooks and pipelines that use it.
 
 `deploykit.submit` sends the same request without the SDK, and returns a run.
 
@@ -34,13 +34,13 @@ def estimator(
     """Return a job's `PyTorch` estimator; `fit()` sends the request that the dry run shows.
 
     `job` is a job file or a `deploykit.Job`. `overrides` are ``a.b=c``, as after ``--set``. `run`
-    names the training job; default: a new name. `fit()` uploads the source and the data of this
-    machine first; `yes` confirms more than 10 GB of data. Its arguments are the SDK's; the defaults
-    for inputs and name are those of the job. The job is not added to deploykit's list of runs:
+    names the training job; the default is a new name. `fit()` first uploads the source and this
+    machine's data; `yes` confirms more than 10 GB of data. `fit()` takes the SDK's arguments;
+    inputs and name default to those of the job. The job is not added to deploykit's list of runs:
     monitor it with the estimator.
 
     Raises JobFileError with every problem of the job, BackendUnavailable if the SDK is not
-    installed, and UsageError for much data without `yes`.
+    installed, and UsageError for more than 10 GB of data without `yes`.
     """
     sdk.require()
     plan = lifecycle.prepare(source(job), overrides, "sagemaker", run).plan
@@ -63,25 +63,19 @@ def model_trainer(
     yes: bool = False,
     sagemaker_session: Any = None,
 ) -> Any:
-    """Return a job's `ModelTrainer`, of version 3 of the SDK; `train()` sends its request.
+    """Return a job's `ModelTrainer` for version 3 of the SDK; `train()` sends its request.
 
     `job`, `overrides`, `run` and `yes` are those of `estimator`. `sagemaker_session` is a session
-    of the SDK, such as a `PipelineSession` for a step of a pipeline; default: one for the job's
-    region and bucket. `train()` uploads the source and the data first. The job is not added to
-    deploykit's list of runs: monitor it with the trainer, or with `deploykit attach`.
+    of the SDK, such as a `PipelineSession` for a pipeline step; the default is a session for the
+    job's region and bucket. `train()` first uploads the source and the data. The job is not added
+    to deploykit's list of runs: monitor it with the trainer, or with `deploykit attach`.
 
-    The request is that of the dry run, with these differences, which version 3 makes necessary:
+    The request is that of the dry run, with two exceptions: version 3 starts its own launcher,
+    which starts ``launch.py`` below torchrun, and it adds the channels `code` and `sm_drivers`.
 
-    - `ContainerEntrypoint` and `ContainerArguments` start the SDK's own launcher, ``sm_train.sh``,
-      instead of the image's entrypoint. It starts ``launch.py`` below torchrun, with the same
-      arguments. What it sets for NCCL, ``launch.py`` corrects.
-    - `InputDataConfig` has the channels `code` and `sm_drivers` in addition.
-    - `OutputDataConfig.CompressionType` is written out: GZIP.
-    - `EnableSageMakerMetricsTimeSeries` is missing.
-
-    Raises JobFileError with every problem of the job, among them what version 3 cannot express:
-    mpirun and SMDDP, `image_entrypoint` and `request`; BackendUnavailable if the SDK is not
-    installed; and UsageError for much data without `yes`.
+    Raises JobFileError with every problem of the job, including settings that version 3 does not
+    support (mpirun, SMDDP, `image_entrypoint`, `request`); BackendUnavailable if the SDK is not
+    installed; and UsageError for more than 10 GB of data without `yes`.
     """
     sdk3.require()
     plan = lifecycle.prepare(source(job), overrides, "sagemaker", run).plan

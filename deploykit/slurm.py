@@ -1,7 +1,7 @@
 """Submit Python functions to Slurm through submitit, with the resources of a job.
 
-For many small calls, one process each, or arrays of them. `deploykit.launch` calls one function on
-all ranks of a distributed job instead.
+Use it for many small calls, one process each, or for arrays of calls. To call one function on all
+ranks of a distributed job, use `deploykit.launch`.
 
     from deploykit.slurm import executor
 
@@ -10,7 +10,8 @@ all ranks of a distributed job instead.
     executor("job.yaml", ["resources.nodes=2"]).submit(train).results()  # one for each process
 
 submitit's own defaults are removed: its wckey, its time limit of five minutes, and its throttling
-of arrays and submits. States come from squeue instead of sacct, which not every site has.
+of arrays and submits. States come from squeue instead of sacct, which is not available at every
+site.
 https://github.com/facebookincubator/submitit
 """
 

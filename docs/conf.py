@@ -31,7 +31,7 @@ project = "deploykit"
 copyright = "the deploykit authors"  # noqa: A001 - Sphinx's name
 author = "the deploykit authors"
 extensions = ["myst_parser"]
-exclude_patterns = ["requirements.txt"]
+exclude_patterns = ["requirements.txt", "extra"]
 nitpicky = True
 
 myst_heading_anchors = 4
@@ -39,6 +39,7 @@ myst_enable_extensions = ["attrs_block"]
 html_theme = "furo"
 html_title = "deploykit"
 html_static_path = ["static"]
+html_extra_path = ["extra"]  # llms.txt and SKILL.md, at the top of the site
 html_css_files = ["site.css"]
 html_js_files = ["site.js"]
 html_copy_source = False

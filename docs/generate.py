@@ -1,4 +1,4 @@
-"""Write the reference in docs/reference/ from the code: `make docs`.
+"""Write the reference in docs/reference/ and docs/extra/ from the code: `make docs`.
 
 `tests/docs/test_docs.py` holds the files on disk to what this makes.
 """
@@ -12,11 +12,13 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
+import agents
 import man
 import python_api
 import sagemaker_oracle
@@ -26,10 +28,10 @@ from deploykit.backends import base as backend
 from deploykit.backends.sagemaker import request
 from deploykit.backends.sagemaker import rules as oracle
 from deploykit.bundle import node_plane, source_tree
-from deploykit.cli import diagnose, doctor
+from deploykit.cli import exit_codes as codes
 from deploykit.cli import main as cli
 from deploykit.doctor.infra import Answers
-from deploykit.job import schema
+from deploykit.job import checks, schema
 from deploykit.job.decode import (
     DURATION,
     NOT_EMPTY,
@@ -40,29 +42,18 @@ from deploykit.job.decode import (
     Quantity,
     hints,
     is_required,
+    key_of,
     split,
 )
 from deploykit.job.model import JobSpec, State
-from deploykit.lib import errors
 from deploykit.sweep.model import Sweep
 
 HERE = Path(__file__).resolve().parent
 BUILT_IN = ("local", "slurm", "sagemaker")
+COMMON = 3
+"""Commands that have an argument, from which on it is described once."""
 sys.path.insert(0, str(HERE.parent / "entrypoints"))
 from deploykit_node import cluster, nccl, records, supervisor  # noqa: E402
-
-JSON_TYPES = {
-    bool: "true or false",
-    int: "whole number",
-    float: "number",
-    str: "text",
-    type(None): "null",
-    dict[str, int]: "object",
-    dict[str, str]: "object",
-    dict[str, records.RankUsage]: "object",
-    list[str]: "list",
-    records.FilesRecord: "object",
-}
 
 
 def pages() -> dict[str, str]:
@@ -81,9 +72,19 @@ def pages() -> dict[str, str]:
     }
 
 
+def for_agents() -> dict[str, str]:
+    """Each file of docs/extra, which the site has at its top, by its name."""
+    return {"SKILL.md": agents.skill(error_codes()), "llms.txt": agents.llms()}
+
+
 def main() -> None:
-    for name, text in pages().items():
-        (HERE / "reference" / name).write_text(text, encoding="utf-8")
+    _write("reference", pages())
+    _write("extra", for_agents())  # which quotes the pages of the reference
+
+
+def _write(folder: str, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        (HERE / folder / name).write_text(text, encoding="utf-8")
 
 
 def page(title: str, *parts: str) -> str:
@@ -112,9 +113,10 @@ def job_schema() -> str:
 
 
 def job_file() -> str:
-    tables = ["## The job", *sections(JobSpec, "")]
+    tables = ["## The job", keys(JobSpec)]
     for name, cls in options().items():
-        tables += [f"## Section `{name}`", doc(cls), *sections(cls, f"{name}.")]
+        sources = [doc(cls)] if "https://" in doc(cls) else []
+        tables += [f"## Section `{name}`", *sources, keys(cls, f"{name}.")]
     hidden = [pattern for pattern in source_tree.SECRETS if not pattern.startswith("!")]
     let_through = [pattern[1:] for pattern in source_tree.SECRETS if pattern.startswith("!")]
     travels = words.part("travels").format(
@@ -126,20 +128,24 @@ def job_file() -> str:
 
 
 def sweep_file() -> str:
-    return page("The sweep file", words.part("sweep-file"), "## Keys", *sections(Sweep, ""))
+    return page("The sweep file", words.part("sweep-file"), keys(Sweep))
 
 
-def sections(cls: Any, path: str) -> Iterator[str]:
-    """The table of a dataclass, then those of the sections in it."""
-    yield table(
-        ["key", "takes", "default", "meaning"], (row(cls, field, path) for field in fields(cls))
-    )
+def keys(cls: Any, path: str = "") -> str:
+    """The table of a dataclass, with the keys of each section in it below the section."""
+    return table(["key", "takes", "default", "meaning"], rows(cls, path))
+
+
+def rows(cls: Any, path: str) -> Iterator[list[str]]:
     for field in fields(cls):
-        kind, section = inner(split(hints(cls)[field.name])[0], f"{path}{field.name}")
-        if dataclasses.is_dataclass(kind):
-            yield f"### Section `{section}`"
-            yield doc(kind)
-            yield from sections(kind, f"{section}.")
+        cells = row(cls, field, path)
+        kind, section = inner(split(hints(cls)[field.name])[0], f"{path}{key_of(field.name)}")
+        if not dataclasses.is_dataclass(kind):
+            yield cells
+            continue
+        source = re.search(r"https://\S+\w", doc(kind))
+        yield [*cells[:-1], f"{cells[-1]} See <{source[0]}>." if source else cells[-1]]
+        yield from rows(kind, f"{section}.")
 
 
 def inner(kind: Any, section: str) -> tuple[Any, str]:
@@ -164,7 +170,7 @@ def row(cls: Any, field: dataclasses.Field[Any], path: str) -> list[str]:
     text = next(note for note in metadata if isinstance(note, Help))
     usual, example = default(field, metadata), f"`{text.example}`"
     said = "" if text.example is None or example == usual else f" Example: {example}."
-    return [f"`{path}{field.name.rstrip('_')}`", takes(kind, metadata), usual, f"{text.text}{said}"]
+    return [f"`{path}{key_of(field.name)}`", takes(kind, metadata), usual, f"{text.text}{said}"]
 
 
 def takes(kind: Any, metadata: Sequence[Any]) -> str:
@@ -215,27 +221,23 @@ def default(field: dataclasses.Field[Any], metadata: Sequence[Any]) -> str:
 
 
 def infra() -> str:
-    return page(
-        "Answers for deploykit infra", words.part("infra"), "## Keys", *sections(Answers, "")
-    )
+    return page("Answers for deploykit infra", words.part("infra"), keys(Answers))
 
 
 # What SageMaker does with a job
 
 
 def oracle_page() -> str:
-    headings = ["a job with", f"SDK {words.SDK_VERSION}", "verdict", "why", "nearest that works"]
-    parts = [words.part("oracle")]
-    for heading, rules in oracle.rules().items():
-        parts += [f"## {heading}", table(headings, sagemaker_oracle.rows(rules, words.TODAY))]
-    patches = table(["PyTorch", "patches until", "chosen by"], sagemaker_oracle.patches())
-    parts += [
+    headings = ["a job with", "what happens", "why", "nearest that works"]
+    rules = [rule for group in oracle.rules().values() for rule in group]
+    return page(
+        "What SageMaker does with a job",
+        words.part("oracle").format(version=words.SDK_VERSION),
+        table(headings, sagemaker_oracle.differences(rules, words.TODAY)),
         "## Images and their patches",
         words.part("patches"),
-        patches,
-        words.part("oracle-end"),
-    ]
-    return page("What SageMaker does with a job", *parts)
+        table(["PyTorch", "patches until", "chosen by"], sagemaker_oracle.patches()),
+    )
 
 
 # The commands
@@ -243,11 +245,13 @@ def oracle_page() -> str:
 
 def commands() -> str:
     verbs = verb_parsers()
-    listing = table(
-        ["command", "purpose"],
-        ([f"[`{name}`](#deploykit-{name})", text] for name, text in cli.VERBS.items()),
+    groups = (
+        f"* {title}: {', '.join(f'[{name}](#deploykit-{name})' for name in group)}"
+        for title, group in cli.GROUPS.items()
     )
-    described = [part for name, sub in verbs.items() for part in command(name, sub)]
+    listing = "\n".join(textwrap.fill(one, words.WIDTH, subsequent_indent="  ") for one in groups)
+    common = common_arguments(verbs.values())
+    described = [part for name, sub in verbs.items() for part in command(name, sub, common)]
     states = table(
         ["state", "meaning"], ([f"`{state.value}`", words.STATES[state.value]] for state in State)
     )
@@ -255,6 +259,9 @@ def commands() -> str:
         "Commands",
         words.part("commands").format(),
         listing,
+        "## Common arguments",
+        words.part("common-arguments"),
+        table(["argument", "meaning"], iter(common)),
         *described,
         "## States of a run",
         states,
@@ -268,17 +275,37 @@ def verb_parsers() -> Mapping[str, argparse.ArgumentParser]:
     return next(kinds).choices
 
 
-def command(name: str, sub: argparse.ArgumentParser) -> Iterator[str]:
+Described = tuple[str, str]
+"""An argument as it is spelled, and its meaning."""
+
+
+def arguments(sub: argparse.ArgumentParser) -> list[argparse.Action]:
     actions = [action for action in sub._actions if action.dest != "help"]  # noqa: SLF001
-    actions.sort(key=lambda action: bool(action.option_strings))  # as --help: options last
+    return sorted(actions, key=lambda action: bool(action.option_strings))  # as --help
+
+
+def described(action: argparse.Action) -> Described:
+    return spelled(action), action.help or ""
+
+
+def common_arguments(parsers: Iterable[argparse.ArgumentParser]) -> list[Described]:
+    """The arguments that at least three commands have, with the same meaning."""
+    counted = Counter(described(action) for sub in parsers for action in arguments(sub))
+    return [one for one, count in counted.items() if count >= COMMON]
+
+
+def command(name: str, sub: argparse.ArgumentParser, common: Sequence[Described]) -> Iterator[str]:
+    actions = arguments(sub)
     yield f"## deploykit {name}"
     yield f"    deploykit {name} {' '.join(usage(action) for action in actions)}".rstrip()
-    text = re.sub(r"(?m)^(\w+): +(deploykit .*)$", r"* \1: `\2`", sub.description or "")
-    yield re.sub(r"(?m)^deploykit ", "    deploykit ", text)
-    if actions:
-        yield table(
-            ["argument", "meaning"], ([spelled(action), action.help or ""] for action in actions)
-        )
+    first, *_ = (sub.description or "").partition("\n\n")
+    if name in words.GUIDES:
+        guide = words.GUIDES[name]
+        first += f" Guide: [{words.title(guide)}](../{guide})."
+    yield textwrap.fill(first, words.WIDTH)
+    own = [one for one in map(described, actions) if one not in common]
+    if own:
+        yield table(["argument", "meaning"], iter(own))
 
 
 def usage(action: argparse.Action) -> str:
@@ -304,30 +331,25 @@ def placeholder(action: argparse.Action) -> str:
 
 
 def error_codes() -> list[tuple[str, str]]:
-    kinds = [errors.DeploykitError, *errors.DeploykitError.__subclasses__()]
-    found = {kind.exit_code: kind.meaning for kind in kinds} | {
-        0: "success; for `wait` and `submit --wait`: the run succeeded",
-        cli._INTERRUPTED: "interrupted with ^C; a submitted run continues",  # noqa: SLF001
-        cli._PIPE_CLOSED: "the reader of the output closed the pipe",  # noqa: SLF001
-        diagnose.CAUSE_FOUND: "`diagnose` found a cause",
-        diagnose.CAUSE_UNKNOWN: "`diagnose` found a failure but no cause",
-        diagnose.UNFINISHED: "`diagnose`: the run has not ended, and shows no failure so far",
-        doctor.FAULT_FOUND: "`doctor` found something that will block the job, or lacked the "
-        "permission to check",
-        143: "`wait`, `submit --wait`: the run was cancelled",
-    }
-    rows = [(str(code), found[code]) for code in sorted(found)]
-    return [*rows, ("any other", "`wait`, `submit --wait`: the run failed with this code")]
+    rows = [(str(code), meaning) for code, meaning in codes.of_deploykit().items()]
+    return [*rows, ("any other", codes.OTHER)]
+
+
+def error_classes(code: str) -> str:
+    """The classes of errors with this exit code."""
+    return names(codes.classes(int(code))) if code.isdecimal() else ""
 
 
 def exit_codes() -> str:
-    launcher = {getattr(cluster, name).exit_code: text for name, text in words.LAUNCHER.items()}
-    more = "\n".join(f"| {code} | {launcher[code]} |" for code in sorted(launcher))
-    passed_on = words.part("passed-on").format(launcher=more)
+    of_run = "\n".join(f"| {code} | {codes.OF_RUN[code]} |" for code in codes.OF_RUN)
+    passed_on = words.part("passed-on").format(codes=of_run)
     return page(
         "Exit codes",
         words.part("exit-codes"),
-        table(["code", "meaning"], iter(error_codes())),
+        table(
+            ["code", "meaning", "class in Python"],
+            ([code, meaning, error_classes(code)] for code, meaning in error_codes()),
+        ),
         passed_on,
     )
 
@@ -349,32 +371,14 @@ def node() -> str:
         intro,
         variables(words.VARIABLES),
         words.part("node-rest"),
-        variables(words.INTERNAL),
+        variables(
+            {name: words.INTERNAL[name] for name in sorted(checks._SETTABLE)}  # noqa: SLF001
+        ),
         words.part("settings"),
         table(["variable", "value", "reason", "where"], set_for_nccl()),
         words.part("run-folder"),
         words.part("exit-records"),
-        table(["file", "", "fields"], exit_record_files()),
-        table(["field", "type", ""], exit_record_fields()),
     )
-
-
-def exit_record_files() -> Iterator[list[str]]:
-    """The files of `exit_records/`, each with its fields."""
-    for name, kind in records.SCHEMA.items():
-        yield [f"`{name}`", words.EXIT_RECORD_FILES[name], names(kind.__annotations__)]
-
-
-def exit_record_fields() -> Iterator[list[str]]:
-    """The fields of all records by name, each with its types in JSON."""
-    types: dict[str, set[str]] = {}
-    for kind in records.SCHEMA.values():
-        for name, annotation in get_type_hints(kind).items():
-            members = get_args(annotation) if get_origin(annotation) is UnionType else (annotation,)
-            types.setdefault(name, set()).update(JSON_TYPES[member] for member in members)
-    for name, kinds in sorted(types.items()):
-        either = " or ".join(sorted(kinds, reverse=True))
-        yield [f"`{name}`", either, words.EXIT_RECORD_FIELDS[name]]
 
 
 def set_for_nccl() -> Iterator[list[str]]:

@@ -15,18 +15,12 @@ import words
 
 import deploykit
 from deploykit import sagemaker, slurm
-from deploykit.lib import errors
 
 FUNCTIONS = ("submit", "plan", "check", "launch", "runs", "get", "attach")
 CLASSES = (
-    *("Job", "Run", "Runs", "Plan", "RunDiagnosis", "Progress"),
+    *("Job", "Run", "Plan", "RunDiagnosis", "Progress"),
     *("Status", "State", "LogLine", "Problem"),
 )
-ALIASES = {
-    "JobLike": "str | os.PathLike[str] | Job",
-    "Argument": "str | int | float | os.PathLike[str]",
-    "Overrides": "Sequence[str | tuple[str, Any]]",
-}
 OTHERS = (slurm.executor, sagemaker.estimator, sagemaker.model_trainer)
 
 
@@ -40,7 +34,6 @@ def text(page: Callable[..., str], table: Callable[..., str]) -> str:
     parts += [
         "## Errors",
         words.part("api-errors"),
-        table(["class", "code", "meaning"], every_error()),
     ]
     parts += ["## For submitit and the SageMaker SDK"]
     for one in OTHERS:
@@ -55,9 +48,12 @@ def function(name: str, one: Any) -> Iterator[str]:
 
 
 def signature(name: str, one: Any) -> str:
-    """The call, on one line where it fits, with annotations as written."""
+    """The call with annotations as written; that of a job, whose keys have a page, without."""
     shown = inspect.signature(one)
-    written = [written_parameter(each) for each in shown.parameters.values()]
+    parameters = list(shown.parameters.values())
+    if one is deploykit.Job:
+        parameters = [each.replace(annotation=each.empty) for each in parameters]
+    written = [written_parameter(each) for each in parameters]
     stars = any(each.kind is each.VAR_POSITIONAL for each in shown.parameters.values())
     first = next(
         (n for n, each in enumerate(shown.parameters.values()) if each.kind is each.KEYWORD_ONLY),
@@ -71,18 +67,24 @@ def signature(name: str, one: Any) -> str:
         if shown.return_annotation in {inspect.Signature.empty, "None"}
         else f" -> {shown.return_annotation}"
     )
-    line = f"{name}({', '.join(written)}){returns}"
-    if len(line) <= words.WIDTH:
-        return line
-    lines = "".join(f"    {each},\n" for each in written)
-    return f"{name}(\n{lines}){returns}"
+    return filled(f"{name}(", [*(f"{each}," for each in written[:-1]), *written[-1:]], returns)
+
+
+def filled(start: str, parameters: list[str], returns: str) -> str:
+    """The call in lines of at most `words.WIDTH` characters, which break between parameters."""
+    lines, indent = [start], " " * len(start)
+    for each in [*parameters[:-1], "".join(parameters[-1:]) + f"){returns}"]:
+        longer = lines[-1] + ("" if lines[-1].endswith(("(", indent)) else " ") + each
+        if len(longer) <= words.WIDTH or lines[-1] in {start, indent}:
+            lines[-1] = longer
+        else:
+            lines.append(indent + each)
+    return "\n".join(lines)
 
 
 def written_parameter(parameter: inspect.Parameter) -> str:
     stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
     kind = "" if parameter.annotation is parameter.empty else f": {parameter.annotation}"
-    for alias, meaning in ALIASES.items():
-        kind = re.sub(rf"\b{alias}\b", meaning, kind)
     if parameter.default is parameter.empty:
         return f"{stars}{parameter.name}{kind}"
     return f"{parameter.name}{kind}{' = ' if kind else '='}{parameter.default!r}"
@@ -97,19 +99,16 @@ def described(name: str, cls: Any, table: Callable[..., str]) -> Iterator[str]:
     yield f"### {name}"
     if name == "Job":
         yield "\n".join(["```python", signature(f"deploykit.{name}", cls), "```"])
+    elif issubclass(cls, tuple) or dataclasses.is_dataclass(cls):
+        kinds = inspect.get_annotations(cls).items()
+        attributes = [f"{key}: {written_type(kind)}," for key, kind in kinds]
+        shown = filled(f"{name}(", [*attributes[:-1], attributes[-1].rstrip(",")], "")
+        yield f"```python\n{shown}\n```"
     yield documentation(cls)
     if issubclass(cls, enum.Enum):
         yield (
             ", ".join(f"`{member.value}`" for member in cls)
             + ": [what they mean](commands.md#states-of-a-run)."
-        )
-    elif issubclass(cls, tuple) or dataclasses.is_dataclass(cls):
-        yield table(
-            ["attribute", "type"],
-            (
-                [f"`{key}`", f"`{written_type(value)}`"]
-                for key, value in inspect.get_annotations(cls).items()
-            ),
         )
     own = {key: value for key, value in vars(cls).items() if not key.startswith("_")}
     properties = {key: value for key, value in own.items() if isinstance(value, property)}
@@ -123,23 +122,11 @@ def described(name: str, cls: Any, table: Callable[..., str]) -> Iterator[str]:
         )
     for key, value in own.items():
         if inspect.isfunction(value):
-            yield "\n".join(["```python", signature(f"{name}.{key}", value), "```"])
+            call = signature(f"{name}.{key}", value)
+            yield f"**`{call}`**" if "\n" not in call else f"```python\n{call}\n```"
             yield documentation(value)
 
 
 def written_type(annotation: Any) -> str:
     """As it is in the source: `typing.NamedTuple` wraps it."""
     return str(getattr(annotation, "__forward_arg__", annotation))
-
-
-def every_error() -> Iterator[list[str]]:
-    """Each class of errors with its exit code, those that derive from another below it."""
-    todo = [errors.DeploykitError]
-    while todo:
-        kind = todo.pop(0)
-        todo = [each for each in kind.__subclasses__() if each.__module__ == errors.__name__] + todo
-        yield [
-            f"`{kind.__name__}`",
-            str(kind.exit_code),
-            " ".join(documentation(kind).split("\n\n")[0].split()),
-        ]

@@ -1,7 +1,7 @@
 """The examples of the SageMaker oracle, and the tables of its reference page.
 
 `sagemaker-oracle/*.yaml` maps the id of each rule to examples. An example is a change to `PLAIN`, a
-job that runs as asked. `tests/backends/sagemaker/test_sagemaker_oracle.py` checks every one against
+job that runs as is. `tests/backends/sagemaker/test_sagemaker_oracle.py` checks every one against
 deploykit and against the real SDK.
 """
 
@@ -10,8 +10,9 @@ deploykit and against the real SDK.
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,12 +85,13 @@ def job(*changes: Mapping[str, Any]) -> tuple[JobSpec | None, Options | None, li
     return spec, options, [*problems, *option_problems]
 
 
-def rows(rules: tuple[oracle.OracleRule, ...], today: dt.date) -> Iterator[list[str]]:
-    """A table row for each example of `rules`."""
+def differences(rules: Iterable[oracle.OracleRule], today: dt.date) -> Iterator[list[str]]:
+    """A table row for each rule against something that the SDK accepts: its first example."""
     by_rule = examples()
     for rule in rules:
-        for example in by_rule.get(rule.id, []):
-            yield _row(rule, example, today)
+        if rule.verdict is not oracle.Verdict.ASKED:
+            accepted = (one for one in by_rule.get(rule.id, []) if one.sdk == "accepts")
+            yield from (_row(rule, example, today) for example in itertools.islice(accepted, 1))
 
 
 def _row(rule: oracle.OracleRule, example: Example, today: dt.date) -> list[str]:
@@ -101,7 +103,6 @@ def _row(rule: oracle.OracleRule, example: Example, today: dt.date) -> list[str]
         reason, suggestion = f"`{applied.path}`: {applied.reason}", applied.suggestion
     return [
         "<br>".join(f"`{line}`" for line in _shown(example)) or "nothing special",
-        "" if example.sdk == "not asked" else example.sdk,
         f"**{rule.verdict.value}**",
         f"{reason} ([source]({rule.source}))",
         suggestion or "",
@@ -134,9 +135,15 @@ def _value(value: Any) -> str:
 
 
 def patches() -> Iterator[list[str]]:
-    """A table row for each minor version of PyTorch: end of patches, and how to choose it."""
+    """A table row for each minor version of PyTorch: end of patches, and how to choose it.
+
+    The versions that `framework_version` can choose share a row.
+    """
+    shorthand = {catalog.minor(full) for full in catalog.VERSIONS}
+    ends = [catalog.PATCHED_UNTIL[minor] for minor in shorthand]
+    choices = ", ".join(f"`{full}`" for full in catalog.VERSIONS)
+    yield ["older", f"{min(ends)} to {max(ends)}", f"`framework_version`: {choices}"]
     for minor, end in catalog.PATCHED_UNTIL.items():
-        versions = [full for full in catalog.VERSIONS if catalog.minor(full) == minor]
-        keys = [f"`framework_version: {full}`" for full in versions]
-        image = catalog.later_image(minor, None, "ml.g5.xlarge")
-        yield [minor, str(end), ", ".join(keys) or f"`image_uri: {image}`"]
+        if minor not in shorthand:
+            image = catalog.later_image(minor, None, "ml.g5.xlarge")
+            yield [minor, str(end), f"`image_uri: {image}`"]

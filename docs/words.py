@@ -24,14 +24,6 @@ STATES = {
     "unknown": "the target cannot be reached from here, or has no record of the job",
 }
 
-LAUNCHER = {
-    "BadCommand": "the launcher on the node got an invalid command, or the program does not exist",
-    "LaunchError": "an error in the launcher itself; the node's log has the details",
-    "BadEnvironment": "the job cannot run in this environment: no PyTorch, no route to another "
-    "node, a secret that cannot be read, a folder that cannot be created, data or packages that "
-    "cannot be copied or installed",
-}
-
 VARIABLES = {
     "RANK": "number of this process in the whole job, from 0",
     "LOCAL_RANK": "number of this process on its node, from 0; the GPU to use",
@@ -50,10 +42,12 @@ VARIABLES = {
     "DEPLOYKIT_FULL_WORLD_SIZE": "the ranks of all nodes, if the number of nodes may change",
 }
 
-INTERNAL = {
+INTERNAL = {  # the page has those that a job file may set; a test compares all with the code
     "DEPLOYKIT_STAGE": "JSON, channel to its section of `data`; removed once copied",
     "DEPLOYKIT_ENVIRONMENT": "the folder of the environment that this node has made for the job",
     "DEPLOYKIT_SECRETS": "JSON, variable to `secret:` reference; removed once resolved",
+    "DEPLOYKIT_NOTIFY": "JSON: `notify` of the job file, with the receivers that a node can reach; "
+    "removed before the program starts",
     "DEPLOYKIT_BUNDLE": "on SageMaker: the hash of the planned source, which `launch.py` compares "
     "with that of the bundle's files; removed after that",
     "DEPLOYKIT_ENV": "JSON, on SageMaker: the settings to restore last; removed after that",
@@ -68,6 +62,7 @@ INTERNAL = {
     "DEPLOYKIT_PLAIN": "1 for a script that starts its own processes; removed before it starts",
     "DEPLOYKIT_RANK_DIR": "folder where the ranks of a node register with its launcher",
     "DEPLOYKIT_ON_STALL": "`report` or `restart`, if the job file sets `on_stall`",
+    "DEPLOYKIT_RESTART_POLICY": "JSON: `restarts` of the job file, unless it is the default",
     "DEPLOYKIT_STALL_SECONDS": "seconds; a shorter pause is never a stall. Default: 300",
     "DEPLOYKIT_STACK_FILE": "the file for the stacks of a rank; removed before the program starts",
     "DEPLOYKIT_LOG_LIMIT": "bytes of a node's log, if the job file sets `log_limit`",
@@ -101,81 +96,60 @@ INTERNAL = {
     "DEPLOYKIT_RESTARTS": "JSON, on Slurm: how often the job may be restarted, by reason",
 }
 
-EXIT_RECORD_FILES = {
-    "node-N.json": "how the launcher of node N ended",
-    "failed-A.R.json": "the first rank that failed in round R of attempt A; `-stopped`: it was "
-    "asked to stop",
-    "rank-N.json": "below `mpirun` and the like: how the program of rank N ended",
-    "restart-N.json": "on Slurm: why restart N happened",
-    "attempt.json": "on Slurm: the latest attempt",
-    "billed-N.json": "for a job with a cap: when billing of attempt N began; updated regularly",
-    "heartbeat-N.json": "on several nodes of Slurm: where the launcher of node N can be reached",
-    "process-N.json": "the process of rank N, kept after its end, for `deploykit dump`",
-    "staging-N.json": "progress of node N in copying the channels of `data` with `stage`",
-    "stall-N.json": "the ranks of node N make no progress; deleted when they do again",
-    "unhealthy-N.json": "nodes that failed in attempt N: in the preflight, or without a record",
-    "packages.json": "Python packages of node 0, for `compare` and `reproduce`",
-    "software.json": "versions on node 0, and the GPUs that its ranks see, for `report`",
-    "usage-N.json": "CPU, memory and GPU of each rank of node N, kept after its end, for `watch`",
-    "checkpoints-N.json": "the newest checkpoint that node N copied to a bucket; why a copy failed",
-    "written.json": "what the program wrote, as node 0 found it at the end",
+GUIDES = {
+    "init": "how-to/start.md",
+    "check": "tutorial/first-steps.md",
+    "doctor": "how-to/doctor.md",
+    "advise": "how-to/choose-a-strategy.md",
+    "cost": "how-to/cost.md",
+    "when": "how-to/slurm.md",
+    "backends": "how-to/doctor.md",
+    "config": "how-to/start.md",
+    "infra": "how-to/infra.md",
+    "completion": "how-to/install.md",
+    "schema": "how-to/agents.md",
+    "submit": "tutorial/first-steps.md",
+    "sweep": "how-to/sweep.md",
+    "rerun": "how-to/every-day.md",
+    "reproduce": "how-to/compare.md",
+    "attach": "how-to/sagemaker.md",
+    "wait": "how-to/every-day.md",
+    "cancel": "how-to/local.md",
+    "notify": "how-to/notify.md",
+    "export": "how-to/deploy.md",
+    "deploy": "how-to/deploy.md",
+    "status": "how-to/every-day.md",
+    "list": "how-to/every-day.md",
+    "watch": "how-to/watch.md",
+    "logs": "how-to/every-day.md",
+    "fetch": "how-to/results.md",
+    "metrics": "how-to/watch.md",
+    "profile": "how-to/profile.md",
+    "compare": "how-to/compare.md",
+    "report": "how-to/compare.md",
+    "open": "how-to/every-day.md",
+    "sync": "how-to/track.md",
+    "diagnose": "how-to/diagnose.md",
+    "guide": "how-to/diagnose.md",
+    "explain": "how-to/diagnose.md",
+    "dump": "how-to/a-run-hangs.md",
+    "exec": "how-to/enter.md",
+    "shell": "how-to/enter.md",
+    "nodes": "how-to/network.md",
+    "disk": "how-to/clean-up.md",
+    "prune": "how-to/clean-up.md",
+    "rm": "how-to/clean-up.md",
 }
-
-EXIT_RECORD_FIELDS = {
-    "channel": "the channel that is copied, or was copied last",
-    "copied": "bytes of it on the node",
-    "size": "its total bytes",
-    "folders": "the copy of each complete channel, by name",
-    "done": "whether all nodes have all channels",
-    "waiting": "processes that wait in `init_process_group`, if all of the node do; else 0",
-    "address": "`HOST:PORT` where they wait; empty if py-spy could not read it",
-    "refused": "whether the connection was refused",
-    "attempt": "restarts of the job before this attempt",
-    "began": "seconds since 1970",
-    "error": "why the last copy failed; empty if it did not",
-    "location": "the prefix in S3",
-    "newest": "the last checkpoint that was copied or found there, or empty",
-    "driver": "version of the GPUs' driver; empty without GPUs",
-    "gpus": "names of the GPUs that the ranks of node 0 see",
-    "packages": "by name: its version",
-    "versions": "by name: Python, the kernel, PyTorch and others that are installed",
-    "dump": "name of the folder in `stacks/`, or empty",
-    "longest": "seconds of the longest pause before",
-    "nodes": "nodes of the job",
-    "seconds": "seconds without progress when that was noted",
-    "hosts": "why each node failed, by its name",
-    "failed_check": "whether the preflight found that",
-    "ranks": "by rank: its exit code; in `usage-N.json` `cpu` in percent of a core, with its "
-    "children; `rss`, its own memory in bytes; of its GPU `gpu` in percent, `gpu_memory` and "
-    "`gpu_size` in bytes; null where not known",
-    "exit_code": "exit code, 128 + the signal for a process that a signal killed",
-    "finished": "when, in UTC: `2026-11-21T01:46:08.123Z`",
-    "host": "address of the node; of a process, the name of its node",
-    "libraries": "`LD_LIBRARY_PATH` of the program, or empty",
-    "local_world_size": "ranks of the node",
-    "logs": "size of each log when the attempt began, in bytes",
-    "checkpoints": "the same for the checkpoint folder, without `working_folder/`",
-    "output": "files that the run wrote into the output folder: `folder`, `count`, `bytes`, and "
-    "path and bytes of the `largest`",
-    "outputs": "the patterns of the job file",
-    "pid": "process id",
-    "port": "TCP port",
-    "python": "the Python that runs the program",
-    "rank": "number of the rank; for a node, the rank that failed first",
-    "reason": "a one-sentence reason",
-    "restart": "number of the restart, from 1",
-    "stacks": "the file into which the program writes its stacks when it gets SIGURG",
-    "started": "when the process started, in clock ticks since boot",
-    "stopped": "whether the rank had received a signal to stop",
-    "time": "when, in UTC",
-    "working_folder": "the same for the working folder: files that did not come with the source, "
-    "or have changed",
-    "why": "`time_limit`, `preemption`, `node_failure`, `error` or `request`",
-    "world_size": "ranks of the job",
-}
+"""The page that shows a command at work: the reference has its arguments only."""
 
 WIDTH = 96
 """Characters of a line of code in a page."""
+
+
+def title(page: str) -> str:
+    """The heading of a page of docs/."""
+    text = (Path(__file__).parent / page).read_text(encoding="utf-8")
+    return text.splitlines()[0].removeprefix("# ")
 
 
 def part(name: str) -> str:

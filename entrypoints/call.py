@@ -1,8 +1,8 @@
-"""On each rank: call the function that was given to `deploykit.launch`, and keep what it returns.
+"""Call the function given to `deploykit.launch` on each rank, and store its result.
 
-torchrun starts this file as the program of the job; the results go into the run folder. Beside it
-are `call.pkl` (the function and its arguments), `call.json` (where it was launched) and a
-copy of cloudpickle, so that the node needs only torch. Each rank writes one record, `RANK.pkl`.
+torchrun starts this file as the job's program; results are stored in the run folder. Beside this
+file are `call.pkl` (the function and its arguments), `call.json` (where it was launched) and a copy
+of cloudpickle, so the node needs only torch. Each rank writes one record, `RANK.pkl`.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def _call() -> Any:
     if here != launched["python"]:
         versions = [".".join(map(str, version)) for version in (launched["python"], here)]
         raise RuntimeError(
-            f"the function comes from Python {versions[0]}, and this node runs {versions[1]}; "
-            "choose the same with local={'python': ...} or slurm={'python': ...}"
+            f"the function was sent from Python {versions[0]}, but this node runs {versions[1]}; "
+            f"choose the same version with local={'python': ...} or slurm={'python': ...}"
         )
     sys.path[1:1] = launched["path"]  # before the node's packages, as there
     if os.path.isdir(launched["folder"]):  # noqa: PTH112 - Path.is_dir() may raise

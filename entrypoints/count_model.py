@@ -206,7 +206,7 @@ def _differentiable(outputs: object) -> torch.Tensor:
     for leaf in leaves:
         if torch.is_tensor(leaf) and leaf.requires_grad:
             return leaf
-    raise ValueError("its outputs hold no tensor with a gradient")
+    raise ValueError("its outputs contain no tensor that requires grad")
 
 
 class Saved:

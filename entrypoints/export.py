@@ -1,12 +1,12 @@
 """Export a trained model for other programs.
 
     python export.py checkpoints --output model
-    python export.py checkpoints --weights        # only the weights, also of a task of yours
+    python export.py checkpoints --weights        # only the weights, for any task
 
-`model.safetensors` has the weights, `model.pt2` a torch.export program that runs without this
-code, and `model.json` describes the input and the model. Loading a `model.pt2` runs what its author
-wrote. More than 5 GiB of weights are written to several files with an index, as those of Hugging
-Face. Requires the package safetensors.
+`model.safetensors` contains the weights, `model.pt2` is a torch.export program that runs without
+this code, and `model.json` describes the input and the model. Loading an untrusted `model.pt2` can
+run any code. More than 5 GiB of weights are split into several files with an index, as Hugging Face
+does. Requires the package safetensors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ MAX_BATCH = 4096
 def main() -> None:
     """Run the command line; exits with code 1 if there is no usable checkpoint."""
     parser = command_line("Export a trained model for other programs.", "model")
-    parser.add_argument("--weights", action="store_true", help="only the weights, of any task")
+    parser.add_argument(
+        "--weights", action="store_true", help="export only the weights, for any task"
+    )
     arguments = parser.parse_args()
     if arguments.weights:
         output, weights = load(arguments, checkpointer.latest_weights)

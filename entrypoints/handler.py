@@ -1,9 +1,11 @@
 """Load a package of `deploykit export`, and answer requests with its `inference.py`.
 
-    python handler.py model      # loads the model, and says what is wrong if that fails
+    python handler.py model      # loads the model, and reports any error
 
-`inference.py` has the four functions that SageMaker's PyTorch containers call too. As there,
-text is passed to `input_fn` as `str`, and each function may take a context, which is None here.
+`inference.py` defines the same four functions as for SageMaker's PyTorch containers. As there, text
+is passed to `input_fn` as `str`, and each function can take a context, which is None here. To
+answer requests in batches, a fifth one, `predict_batch_fn`, receives a list of `input_fn` results
+and returns one prediction per entry.
 """
 
 from __future__ import annotations
@@ -15,16 +17,25 @@ import os
 import platform
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 CODE = "code"
 FUNCTIONS = ("model_fn", "input_fn", "predict_fn", "output_fn")
+BATCHED = "predict_batch_fn"
 PACKAGES = ("torch", "transformers", "safetensors", "numpy", "sklearn")
 """Those whose versions a package records, if `inference.py` imports them."""
 TEXT = ("application/json", "text/csv")
 JSON = "application/json"
+
+
+class Request(NamedTuple):
+    """A body, its type, and the type of the answer that the client accepts."""
+
+    body: bytes
+    content_type: str
+    accept: str
 
 
 class Answer(NamedTuple):
@@ -36,14 +47,18 @@ class Answer(NamedTuple):
 
 
 class Handler:
-    """The model of a package. Raises ValueError if `inference.py` lacks a function."""
+    """The model of a package. Raises ValueError if `inference.py` lacks a function.
 
-    def __init__(self, package: Path) -> None:
+    `is_batched`: it must have `predict_batch_fn` too.
+    """
+
+    def __init__(self, package: Path, *, is_batched: bool = False) -> None:
         here = str(Path(__file__).resolve().parent)
         code = str((package / CODE).resolve())
         sys.path[:] = [code, *(path for path in sys.path if path not in (here, code))]
         self._module = importlib.import_module("inference")
-        if missing := [name for name in FUNCTIONS if not hasattr(self._module, name)]:
+        needed = (*FUNCTIONS, BATCHED) if is_batched else FUNCTIONS
+        if missing := [name for name in needed if not hasattr(self._module, name)]:
             raise ValueError(f"{CODE}/inference.py has no function {', '.join(missing)}")
         self._model = self._call("model_fn", str(package))
 
@@ -52,27 +67,79 @@ class Handler:
         takes_context = len(inspect.signature(function).parameters) > len(arguments)
         return function(*arguments, None) if takes_context else function(*arguments)
 
-    def answer(self, body: bytes, content_type: str, accept: str) -> Answer:
-        """Answer a request; what `input_fn` raises is an error of the client's."""
-        content_type = content_type.partition(";")[0].strip().lower() or JSON
-        accept = JSON if accept in ("", "*/*") else accept
+    def answers(
+        self, requests: Sequence[Request], alone: Callable[[], object] = lambda: None
+    ) -> list[Answer]:
+        """Answer requests, several together; what `input_fn` raises is an error of the client's.
+
+        Calls `alone` before it predicts one by one what it could not predict together.
+        """
+        read = [self._read(request) for request in requests]
+        inputs_only = [each for each in read if not isinstance(each, Answer)]
+        predictions = iter(self._predict(inputs_only, alone))
+        return [
+            inputs if isinstance(inputs, Answer) else self._write(next(predictions), request)
+            for inputs, request in zip(read, requests, strict=True)
+        ]
+
+    def _read(self, request: Request) -> Any:
+        """The inputs of a request, or the answer to one that cannot be read."""
+        content_type = request.content_type.partition(";")[0].strip().lower() or JSON
         try:
-            text = body.decode() if content_type in TEXT else body
-            inputs = self._call("input_fn", text, content_type)
+            body = request.body.decode() if content_type in TEXT else request.body
+            return self._call("input_fn", body, content_type)
         except Exception as error:  # noqa: BLE001 - the code of the package
             return Answer(400, _sentence(error))
+
+    def _predict(self, inputs: list[Any], alone: Callable[[], object]) -> list[Any]:
+        """The prediction for each of the inputs, or the answer if there is none.
+
+        If they cannot be predicted together, each is alone: one may be of another shape, or wrong.
+        """
+        if len(inputs) > 1:
+            try:
+                predictions = list(self._call(BATCHED, inputs, self._model))
+                if len(predictions) == len(inputs):
+                    return predictions
+                message = (
+                    f"{BATCHED} returned {len(predictions)} predictions for {len(inputs)} inputs"
+                )
+                print(message, file=sys.stderr, flush=True)
+            except Exception:  # noqa: BLE001 - the code of the package
+                traceback.print_exc()
+            alone()
+        return [self._checked("predict_fn", each, self._model) for each in inputs]
+
+    def _write(self, prediction: Any, request: Request) -> Answer:
+        """The answer with a prediction."""
+        accept = JSON if request.accept in ("", "*/*") else request.accept
+        output = prediction
+        if not isinstance(prediction, Answer):
+            output = self._checked("output_fn", prediction, accept)
+        if isinstance(output, Answer):
+            return output
+        content, kind = output if isinstance(output, tuple) else (output, accept)
+        return Answer(200, content.encode() if isinstance(content, str) else bytes(content), kind)
+
+    def _checked(self, name: str, *arguments: Any) -> Any:
+        """What a function returns, or the answer if it raises."""
         try:
-            prediction = self._call("predict_fn", inputs, self._model)
-            output = self._call("output_fn", prediction, accept)
+            return self._call(name, *arguments)
         except Exception as error:  # noqa: BLE001 - the code of the package
             traceback.print_exc()
             return Answer(500, _sentence(error))
-        content, kind = output if isinstance(output, tuple) else (output, accept)
-        return Answer(200, content.encode() if isinstance(content, str) else bytes(content), kind)
 
 
 def _sentence(error: Exception) -> bytes:
     return json.dumps({"error": f"{type(error).__name__}: {error}"[:1000]}).encode()
+
+
+def _frames(error: Exception, package: Path) -> str:
+    """The traceback below the package's code, with paths in the package."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [number for number, each in enumerate(frames) if each.filename.startswith(str(package))]
+    kept = [each for each in frames[own[0] if own else 0 :] if not each.filename.startswith("<")]
+    return "".join(traceback.format_list(kept)).replace(f"{package}{os.sep}", "")
 
 
 def main() -> None:
@@ -85,7 +152,7 @@ def main() -> None:
     try:
         Handler(Path(sys.argv[1]))
     except Exception as error:  # noqa: BLE001 - the code of the package
-        traceback.print_exc()
+        sys.stderr.write(_frames(error, Path(sys.argv[1])))
         sys.exit(f"{type(error).__name__}: {error}")
     versions = {name: getattr(sys.modules.get(name), "__version__", "") for name in PACKAGES}
     known = {name: str(version) for name, version in versions.items() if version}

@@ -1,12 +1,13 @@
 """Answer requests with a model of the trainer: SageMaker's four functions.
 
 `deploykit export` puts this file beside the code that built the model, into ``code/`` of a package.
-SageMaker's PyTorch containers call the functions, and so does `deploykit deploy`. To change what a
-request or an answer looks like, copy the file to your source folder and edit it there.
+SageMaker's PyTorch containers and `deploykit deploy` call these functions. `deploykit deploy` also
+calls `predict_batch_fn` for batches of requests. To change the format of requests or responses,
+copy the file to your source folder and edit it there.
 
 A request is JSON, ``{"inputs": [...]}``, or a numpy array (``application/x-npy``); the first size
-is the number of samples. Several named inputs are a mapping of lists. The answer is
-``{"outputs": [...]}``, or an array if the client accepts that.
+is the number of samples. Several named inputs are a mapping of lists. The response is
+``{"outputs": [...]}``, or an array if the client accepts one.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def input_fn(request_body: bytes | str, content_type: str) -> Any:
         array = np.load(io.BytesIO(request_body), allow_pickle=False)
         return _tensor("", torch.from_numpy(array))
     if content_type != JSON:
-        raise ValueError(f"content type {content_type!r} is not supported: use {JSON} or {NUMPY}")
+        raise ValueError(f"content type {content_type!r} is not supported; use {JSON} or {NUMPY}")
     data = json.loads(request_body)
     inputs = data.get("inputs") if isinstance(data, dict) else data
     if isinstance(inputs, dict):
@@ -95,6 +96,8 @@ def _tensor(name: str, values: Any) -> Tensor:
         tensor = torch.as_tensor(values, dtype=dtype)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{label}: expected lists of numbers of equal length: {error}") from None
+    if tensor.is_floating_point() and isinstance(values, list) and not tensor.isfinite().all():
+        raise ValueError(f"{label}: expected finite numbers, because JSON supports no others")
     shape = list(tensor.shape)
     if not shape or (expected and len(shape) != len(expected["shape"]) + 1):
         wanted = expected["shape"] if expected else "..."
@@ -113,6 +116,23 @@ def predict_fn(inputs: Any, model: nn.Module) -> Any:
     return pytree.tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, outputs)
 
 
+@torch.inference_mode()
+def predict_batch_fn(inputs: list[Any], model: nn.Module) -> list[Any]:
+    """Compute the outputs of several requests together: their samples are one batch.
+
+    Raises an error if they do not have the same shapes and names.
+    """
+    leaves, structures = zip(*map(pytree.tree_flatten, inputs), strict=True)
+    if len(set(map(str, structures))) > 1:
+        raise ValueError("the requests have different inputs")
+    sizes = [len(of_request[0]) for of_request in leaves]
+    joined = [torch.cat(parts) for parts in zip(*leaves, strict=True)]
+    outputs = predict_fn(pytree.tree_unflatten(joined, structures[0]), model)
+    outputs, structure = pytree.tree_flatten(outputs)
+    parts = zip(*(leaf.split(sizes) for leaf in outputs), strict=True)
+    return [pytree.tree_unflatten(list(each), structure) for each in parts]
+
+
 def output_fn(prediction: Any, accept: str) -> tuple[bytes, str]:
     """Write the outputs as JSON, or as an array if `accept` is that of numpy."""
     if accept == NUMPY and isinstance(prediction, Tensor):
@@ -124,4 +144,9 @@ def output_fn(prediction: Any, accept: str) -> tuple[bytes, str]:
     plain = pytree.tree_map(
         lambda leaf: leaf.tolist() if isinstance(leaf, Tensor) else leaf, prediction
     )
-    return json.dumps({"outputs": plain}).encode(), JSON
+    try:
+        return json.dumps({"outputs": plain}, allow_nan=False).encode(), JSON
+    except ValueError:
+        raise ValueError(
+            f"JSON cannot represent outputs that are not finite; accept {NUMPY} instead"
+        ) from None

@@ -17,6 +17,7 @@ at the top of `sys.path`, where it could hide another module:
     launch.py --keep-checkpoints NODE NODES
     launch.py --dump-stacks RUN_FOLDER FOLDER [--native] [--py-spy PATH]
     launch.py --enter RUN_FOLDER RANK -- [COMMAND ARGS...]
+    launch.py --notify
 
 From here to the first rank, in the order in which a node gets there:
 
@@ -93,6 +94,10 @@ def main(argv: Sequence[str], environ: dict[str, str]) -> None:
         from deploykit_node.observe import enter
 
         enter.main(rest, environ)
+    elif program == "--notify":
+        from deploykit_node import notify
+
+        notify.main(environ)
     else:
         _launch(argv, environ)
 

@@ -2,10 +2,10 @@
 
     python package.py checkpoints/step-00000120 --output model --path .
 
-`deploykit export` runs it in the environment of a run, with the run's own code on PYTHONPATH:
-``code/`` of the package. Weights of any strategy become `model.safetensors`, or several files with
-an index; a Hugging Face model is written by its own `save_pretrained`. Requires the package
-safetensors.
+`deploykit export` runs this file in the environment of a run, with the run's own code, ``code/`` of
+the package, on PYTHONPATH. Weights of any strategy are written to `model.safetensors`, or to
+several files with an index; a Hugging Face model is written by its own `save_pretrained`. Requires
+the package safetensors.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--path", default=".", help="folder of the modules within code/")
+    parser.add_argument("--path", default=".", help="folder of the modules, relative to code/")
     arguments = parser.parse_args()
     try:
         latest = checkpointer.find_latest(arguments.checkpoint)
@@ -80,7 +80,7 @@ def inputs(settings: Mapping[str, Any]) -> dict[str, Any] | None:
         batch = next(iter(torch.utils.data.DataLoader(task.training, 1, collate_fn=task.collate)))
         parts, _ = task.split(batch)
     except Exception as error:  # noqa: BLE001 - the data of a task may be anywhere, or gone
-        print(f"the inputs are not described: {type(error).__name__}: {error}")
+        print(f"cannot describe the inputs: {type(error).__name__}: {error}")
         return None
     named = parts if isinstance(parts, Mapping) else {"": parts}
     if not all(isinstance(tensor, Tensor) for tensor in named.values()):

@@ -3,11 +3,12 @@
     python serve.py model --port 8080 --replicas 2
 
 The requests are those of a SageMaker endpoint, so `boto3.client("sagemaker-runtime",
-endpoint_url=...)` is a client too. This process only receives: each replica is a process with its
-own model that parses requests and answers them, one at a time, so /ping answers at any time. A
-request that is too large or one too many is refused before it is read. A replica that exceeds the
-time limit, or ends, is replaced. SIGTERM stops it after the requests underway. Requires starlette
-and uvicorn.
+endpoint_url=...)` works as a client. This process only receives requests, so /ping always responds.
+Each replica is a process with its own copy of the model that parses and answers requests, one at a
+time or, with `--max-batch-size`, in batches of those that arrive within `--batch-timeout` or while
+all replicas are busy. A request above the size limit or the concurrency limit is refused before it
+is read. A replica that exceeds the time limit or ends is replaced. SIGTERM stops the server after
+the requests in progress. Requires starlette and uvicorn.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
@@ -31,13 +33,17 @@ from typing import TypeVar
 try:
     import uvicorn
     from starlette.applications import Starlette
-    from starlette.requests import ClientDisconnect, Request
+    from starlette.requests import ClientDisconnect
+    from starlette.requests import Request as HttpRequest
     from starlette.responses import Response
     from starlette.routing import Route
 except ImportError as error:
-    sys.exit(f"serve.py: error: {error} in {sys.executable}: pip install 'deploykit[serve]'")
+    sys.exit(
+        f"serve.py: error: {error} in {sys.executable}; install it with `pip install "
+        "'deploykit[serve]'`"
+    )
 
-from handler import JSON, Answer, Handler
+from handler import JSON, Answer, Handler, Request
 
 INTERRUPTED = 130
 CONNECTIONS = 1000
@@ -56,32 +62,42 @@ class ReplicaEndedError(Exception):
 
 
 class Replica:
-    """A process with a model. It answers one request at a time."""
+    """A process with a model. It answers one batch of requests at a time."""
 
-    def __init__(self, package: Path, device: str) -> None:
-        self._package = package
-        self._device = device
+    def __init__(self, package: Path, device: str, *, is_batched: bool) -> None:
+        self._arguments = (package, device, is_batched)
 
     async def start(self) -> None:
         """Start the process and load the model. Raises ReplicaEndedError if that fails."""
         spawn = multiprocessing.get_context("spawn")
         self._connection, inner = spawn.Pipe()
-        arguments = (inner, self._package, self._device)
+        arguments = (inner, *self._arguments)
         self._process = spawn.Process(target=_replica, args=arguments, daemon=True)
         self._process.start()
         inner.close()
         self._thread = ThreadPoolExecutor(1)
         await self._in_thread(self._connection.recv)
 
-    async def answer(self, body: bytes, content_type: str, accept: str) -> Answer:
-        """Answer a request. Raises ReplicaEndedError if the process ends."""
+    async def answers(self, requests: list[Request], seconds: float) -> list[Answer]:
+        """Answer requests together within `seconds`, or else each alone within `seconds`.
 
-        def exchange() -> Answer:
-            self._connection.send((body, content_type, accept))
-            answer: Answer = self._connection.recv()
-            return answer
+        Raises ReplicaEndedError if the process ends, and asyncio.TimeoutError.
+        """
 
-        return await self._in_thread(exchange)
+        def exchange() -> list[Answer] | None:
+            self._connection.send(requests)
+            return self._receive()
+
+        answers = await asyncio.wait_for(self._in_thread(exchange), seconds)
+        if answers is None:
+            alone = self._in_thread(self._receive)
+            answers = await asyncio.wait_for(alone, seconds * len(requests))
+        return answers or []
+
+    def _receive(self) -> list[Answer] | None:
+        """The answers; None if it could not answer together, and will answer one by one."""
+        answers: list[Answer] | None = self._connection.recv()
+        return answers
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
         try:
@@ -95,16 +111,16 @@ class Replica:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-def _replica(requests: Connection, package: Path, device: str) -> None:
+def _replica(requests: Connection, package: Path, device: str, is_batched: bool) -> None:  # noqa: FBT001
     """Load the model, answer requests, and end with the server, however that ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C goes to the server, which ends the replicas
     threading.Thread(target=_end_with_server, daemon=True).start()
     if device:
         os.environ["DEPLOYKIT_DEVICE"] = device
-    handler = Handler(package)
+    handler = Handler(package, is_batched=is_batched)
     requests.send("ready")
     while True:
-        requests.send(handler.answer(*requests.recv()))
+        requests.send(handler.answers(requests.recv(), lambda: requests.send(None)))
 
 
 def _end_with_server() -> None:
@@ -112,6 +128,40 @@ def _end_with_server() -> None:
     if server is not None:
         server.join()
         os._exit(1)
+
+
+class Batch:
+    """Requests that a replica will get together, and their answers."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.full = asyncio.Event()
+        self._answers: list[asyncio.Future[Answer]] = []
+        self._added: list[float] = []
+
+    def add(self, request: Request) -> asyncio.Future[Answer]:
+        """Add a request; returns its answer, for which to wait."""
+        self.requests.append(request)
+        self._added.append(time.monotonic())
+        self._answers.append(asyncio.get_running_loop().create_future())
+        return self._answers[-1]
+
+    def finish(self, answers: list[Answer]) -> None:
+        """Give each request its answer; one that was given up needs none."""
+        for future, answer in zip(self._answers, answers, strict=True):
+            if not future.done():
+                future.set_result(answer)
+
+    def left(self, since: float, seconds: float) -> float:
+        """The time left until its oldest request has waited for `seconds`, counted from `since`."""
+        return max(0.0, max(self._added[0], since) + seconds - time.monotonic())
+
+    def refuse_oldest(self, answer: Answer) -> None:
+        """Give its oldest request an answer, and drop it."""
+        future = self._answers.pop(0)
+        if not future.done():
+            future.set_result(answer)
+        del self.requests[0], self._added[0]
 
 
 class Service:
@@ -122,10 +172,18 @@ class Service:
         devices = options.device.split(",")
         count = options.replicas
         self._replicas = [
-            Replica(options.package, devices[number % len(devices)]) for number in range(count)
+            Replica(
+                options.package,
+                devices[number % len(devices)],
+                is_batched=options.max_batch_size > 1,
+            )
+            for number in range(count)
         ]
         self._idle: asyncio.Queue[Replica] = asyncio.Queue()
         self._requests = 0
+        self._open: Batch | None = None
+        """The batch that further requests join."""
+        self._batches: set[asyncio.Task[None]] = set()
         self._restarts: set[asyncio.Task[None]] = set()
         self.failed = False
 
@@ -143,8 +201,8 @@ class Service:
 
     def stop(self) -> None:
         """End all replicas."""
-        for restart in self._restarts:
-            restart.cancel()
+        for task in (*self._batches, *self._restarts):
+            task.cancel()
         for replica in self._replicas:
             replica.stop()
 
@@ -165,14 +223,16 @@ class Service:
             self.failed = True
             os.kill(os.getpid(), signal.SIGTERM)
 
-    async def ping(self, _request: Request) -> Response:
+    async def ping(self, _request: HttpRequest) -> Response:
         """Say whether a replica can answer."""
         return Response(status_code=503 if len(self._restarts) == len(self._replicas) else 200)
 
-    async def invoke(self, request: Request) -> Response:
+    async def invoke(self, request: HttpRequest) -> Response:
         """Answer a request by the next idle replica."""
         if self._requests >= self._options.concurrency:
-            answer = refusal(503, f"{self._requests} requests are in progress: try again later")
+            answer = refusal(
+                503, f"{self._requests} requests are already in progress; try again later"
+            )
         else:
             self._requests += 1
             try:
@@ -182,33 +242,76 @@ class Service:
         headers = {"retry-after": "1"} if answer.status in {503, 504} else None
         return Response(answer.body, answer.status, headers, answer.content_type)
 
-    async def _answer(self, request: Request) -> Answer:
+    async def _answer(self, request: HttpRequest) -> Answer:
         limit = self._options.max_body
         try:
             body = await asyncio.wait_for(read(request, limit), self._options.timeout)
         except TooLargeError:
             return refusal(413, f"the body is larger than {limit} bytes")
         except (asyncio.TimeoutError, ClientDisconnect):  # noqa: UP041 - Python 3.10
-            return refusal(408, "the body did not arrive in time")
-        try:
-            replica = await asyncio.wait_for(self._idle.get(), self._options.timeout)
-        except asyncio.TimeoutError:  # noqa: UP041
-            return refusal(503, "no replica became idle in time: try again later")
-        content_type = request.headers.get("content-type", JSON)
-        answering = replica.answer(body, content_type, request.headers.get("accept", JSON))
-        try:
-            answer = await asyncio.wait_for(answering, self._options.timeout)
-        except asyncio.TimeoutError:  # noqa: UP041
-            self._restart(replica)
-            return refusal(504, f"no answer within {self._options.timeout:g} s")
-        except ReplicaEndedError:
-            self._restart(replica)
-            return refusal(500, "the replica crashed and is being replaced")
-        self._idle.put_nowait(replica)
+            return refusal(408, "timed out while receiving the body")
+        headers = request.headers
+        wanted = Request(body, headers.get("content-type", JSON), headers.get("accept", JSON))
+        return await self._join(wanted)
+
+    def _join(self, request: Request) -> asyncio.Future[Answer]:
+        """Add a request to the open batch; returns its answer, for which to wait."""
+        if self._open is None:
+            self._open = Batch()
+            task = asyncio.create_task(self._finish(self._open))
+            self._batches.add(task)
+            task.add_done_callback(self._batches.discard)
+        batch = self._open
+        answer = batch.add(request)
+        if len(batch.requests) >= self._options.max_batch_size:
+            self._close(batch)
         return answer
 
+    def _close(self, batch: Batch) -> None:
+        """Let further requests join another batch."""
+        batch.full.set()
+        if self._open is batch:
+            self._open = None
 
-async def read(request: Request, limit: int) -> bytes:
+    async def _finish(self, batch: Batch) -> None:
+        """Let requests join a batch until its time is over and a replica idle; then answer them."""
+        if not batch.full.is_set():
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(batch.full.wait(), self._options.batch_timeout)
+        since = time.monotonic()
+        while batch.requests:
+            try:
+                replica = await asyncio.wait_for(
+                    self._idle.get(), batch.left(since, self._options.timeout)
+                )
+            except asyncio.TimeoutError:  # noqa: UP041
+                late = "no replica became idle in time; try again later"
+                batch.refuse_oldest(refusal(503, late))
+            else:
+                self._close(batch)
+                batch.finish(await self._answers_of(replica, batch.requests))
+                return
+        self._close(batch)
+
+    async def _answers_of(self, replica: Replica, requests: list[Request]) -> list[Answer]:
+        """The answers of a replica, which is then idle, or is replaced if it has none."""
+        try:
+            answers = await replica.answers(requests, self._options.timeout)
+        except asyncio.TimeoutError:  # noqa: UP041
+            self._restart(replica)
+            answers = [refusal(504, f"no response within {self._options.timeout:g} s")] * len(
+                requests
+            )
+        except ReplicaEndedError:
+            self._restart(replica)
+            crashed = refusal(500, "the replica crashed and is being replaced")
+            answers = [crashed] * len(requests)
+        else:
+            self._idle.put_nowait(replica)
+        return answers
+
+
+async def read(request: HttpRequest, limit: int) -> bytes:
     """Read a body. Raises TooLargeError before more than `limit` bytes are read."""
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or int(length) > limit:
@@ -237,6 +340,8 @@ def main() -> None:
     parser.add_argument("--max-body", type=int, default=64 * 2**20)
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--timeout", type=float, default=60)
+    parser.add_argument("--max-batch-size", type=int, default=1)
+    parser.add_argument("--batch-timeout", type=float, default=0.01)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     threads = max(1, (os.cpu_count() or 1) // options.replicas)
@@ -245,7 +350,9 @@ def main() -> None:
         listening = socket.create_server((options.host, options.port), backlog=2048)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
-        sys.exit(f"serve.py: error: port {options.port} of {options.host}: {reason}")
+        sys.exit(
+            f"serve.py: error: cannot listen on port {options.port} of {options.host}: {reason}"
+        )
     with contextlib.suppress(KeyboardInterrupt):
         sys.exit(asyncio.run(serve(options, listening)))
     sys.exit(INTERRUPTED)
@@ -281,7 +388,7 @@ async def serve(options: argparse.Namespace, listening: socket.socket) -> int:
     finally:
         service.stop()
     if service.failed:
-        print(f"serve.py: error: the model of {options.package} cannot be loaded", file=sys.stderr)
+        print(f"serve.py: error: cannot load the model of {options.package}", file=sys.stderr)
     return int(service.failed)
 
 

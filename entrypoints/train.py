@@ -5,10 +5,10 @@
     deploykit submit --backend local                     # or slurm, or sagemaker
 
 Reads torchrun's environment variables and, if set, DEPLOYKIT_OUTPUT_DIR, DEPLOYKIT_CHECKPOINT_DIR
-and DEPLOYKIT_RESTART_COUNT. Started again with the same checkpoint folder, training resumes where
-it stopped, also with another number of ranks or another strategy. When any rank receives SIGTERM
-or SIGUSR2, all ranks finish the step, save a checkpoint and exit with code 75, which means: start
-me again.
+and DEPLOYKIT_RESTART_COUNT. If restarted with the same checkpoint folder, training resumes where it
+stopped, even with a different number of ranks or another strategy. When any rank receives SIGTERM
+or SIGUSR2, all ranks finish the step, save a checkpoint and exit with code 75, which requests a
+restart.
 """
 
 from __future__ import annotations

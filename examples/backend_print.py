@@ -21,7 +21,7 @@ from deploykit.job.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem,
 from deploykit.lib.errors import SubmitRefused
 from deploykit.lib.finding import Finding, Fix
 
-SUMMARY = "writes the command to a file, and starts nothing"
+SUMMARY = "writes the command to a file without running it"
 PROGRAMS: tuple[str, ...] = ()
 MODULES: tuple[str, ...] = ()
 
@@ -36,7 +36,7 @@ class Options:
 def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     """Every problem that can be found offline."""
     if job.resources.nodes > 1:
-        yield Problem("resources.nodes", "paper has one node", "nodes: 1")
+        yield Problem("resources.nodes", "print supports only one node", "set nodes: 1")
     if "\n" in options.prefix:
         yield Problem("print.prefix", "must be one line", "remove the newline")
 

@@ -3,9 +3,9 @@
     python3 infra/install.py .venv -e '.[train]'    # a folder, and what to give to `pip install`
 
 Without an NVIDIA driver, torch comes from PyTorch's CPU index if that answers within 3 seconds.
-Otherwise it comes from the ordinary package index, which is all that an installation ever needs.
+Otherwise it comes from the default package index, the only one that an installation requires.
 A torch of the pinned version stays, whichever build it is. TORCH_INDEX names another index for
-torch, such as a company's mirror; if it is empty, torch comes from the ordinary index.
+torch, such as a company's mirror; if it is empty, torch comes from the default index.
 
 uv installs: the one on PATH, or one that pip puts into the environment. uv does not read pip's
 configuration, so where only pip is configured for an index, a proxy or a certificate, pip installs.
@@ -41,7 +41,7 @@ def main(folder: str, *requirements: str) -> None:
     if sys.version_info < (3, 11):  # noqa: UP036 - the user chooses the Python that runs this
         sys.exit(
             f"deploykit needs Python 3.11 or later; {sys.executable} is {sys.version.split()[0]}.\n"
-            "Name another Python, for example: make PYTHON=python3.12 run"
+            "Choose another Python, for example: make PYTHON=python3.12 run"
         )
     if not Path(folder, "bin/pip").exists() and not run([sys.executable, "-m", "venv", folder]):
         sys.exit(1)
@@ -53,7 +53,7 @@ def main(folder: str, *requirements: str) -> None:
             return
         if installer is not installers[-1]:
             say("uv failed; trying pip.")
-    sys.exit("The installation failed: see above. docs/how-to/install.md may help.")
+    sys.exit("The installation failed; see the errors above and docs/how-to/install.md.")
 
 
 def find_installers(python: str) -> list[list[str]]:
@@ -91,8 +91,8 @@ def install_torch(python: str, installer: list[str]) -> None:
         torch = ["--no-deps", f"torch=={version}"]
         if run([*installer, *torch], quiet=True, PIP_INDEX_URL=index, UV_INDEX=index):
             return
-        reason = f"{index} did not provide it for this machine"
-    say(f"Installing PyTorch {version} from the ordinary index, {USUAL_SIZE} ({reason})")
+        reason = f"{index} has no suitable build for this machine"
+    say(f"Installing PyTorch {version} from the default index, {USUAL_SIZE} ({reason})")
 
 
 def has_nvidia_driver() -> bool:

@@ -1,4 +1,4 @@
-"""Answer requests with the model of your script. SageMaker's containers call these four functions.
+"""Serve the model of your script. SageMaker's containers call these four functions.
 
 deploykit export RUN --to model        # packages the run's checkpoint with its source
 deploykit deploy model                 # serves it on this machine
@@ -12,7 +12,7 @@ from torch import nn
 
 
 def model_fn(model_dir: str) -> nn.Module:
-    """Load the model. `model_dir` has the checkpoint under the name that your script gave it."""
+    """Load the model. `model_dir` contains the checkpoint under the name that your script uses."""
     model = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2))  # as in train.py
     state = torch.load(Path(model_dir, "last.pt"), map_location="cpu", weights_only=True)
     model.load_state_dict(state["network"])
@@ -22,7 +22,7 @@ def model_fn(model_dir: str) -> nn.Module:
 def input_fn(request_body: str, content_type: str) -> torch.Tensor:
     """Read a request, such as {"inputs": [[0.1, -0.2], [0.9, 0.9]]}."""
     if content_type != "application/json":
-        raise ValueError(f"content type {content_type} is not supported: use application/json")
+        raise ValueError(f"content type {content_type} is not supported; use application/json")
     return torch.tensor(json.loads(request_body)["inputs"], dtype=torch.float32)
 
 

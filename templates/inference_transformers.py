@@ -1,8 +1,8 @@
-"""Answer requests with a Hugging Face model: SageMaker's four functions.
+"""Serve a Hugging Face model through SageMaker's four functions.
 
-A request is JSON. With a tokenizer in the package, `{"inputs": "text"}` or a list of texts, and
-`parameters` of the pipeline, such as `{"max_new_tokens": 20}`. Without one,
-`{"inputs": {"input_ids": [[1, 2]]}}` or a list of lists of tokens; the answer has the scores.
+A request is JSON. If the package has a tokenizer, send `{"inputs": "text"}` or a list of texts, and
+optionally `parameters` of the pipeline, such as `{"max_new_tokens": 20}`. Otherwise, send
+`{"inputs": {"input_ids": [[1, 2]]}}` or lists of tokens; the response contains the scores.
 """
 
 import json
@@ -39,7 +39,7 @@ def model_fn(model_dir: str) -> Any:
 def input_fn(request_body: str, content_type: str) -> dict[str, Any]:
     """Read a request."""
     if content_type != "application/json":
-        raise ValueError(f"content type {content_type} is not supported: use application/json")
+        raise ValueError(f"content type {content_type} is not supported; use application/json")
     data = json.loads(request_body)
     if not isinstance(data, dict) or "inputs" not in data:
         raise ValueError('expected {"inputs": ...}')

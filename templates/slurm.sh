@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# A task of an array has a folder of its own in the run's folder.
+# Each array task has its own folder in the run's folder.
 run_folder=$DEPLOYKIT_RUN_DIR
 if [ -n "$SLURM_ARRAY_TASK_ID" ]; then
     export DEPLOYKIT_RUN_DIR="$run_folder/tasks/$SLURM_ARRAY_TASK_ID"
@@ -25,8 +25,8 @@ fi
 
 cd "$run_folder/source" || exit 78
 
-# Slurm creates its log with your umask. Close it, and create the others first, because Slurm does
-# not change the mode of a log that exists.
+# Slurm creates its log with your umask. Restrict that log, and create the node logs first, because
+# Slurm does not change the mode of an existing log.
 chmod -f go= "$run_folder/logs/slurm${SLURM_ARRAY_TASK_ID:+-$SLURM_ARRAY_TASK_ID}.log"
 (
     umask 077

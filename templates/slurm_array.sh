@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Each task is a run of its own, with its own folder and batch script.
+# Each task is a separate run with its own folder and batch script.
 task=$SLURM_ARRAY_TASK_ID
 run_folder=$(readlink "$ARRAY_FOLDER/tasks/$task") || exit 78
 if [ ! -d "$run_folder/source" ]; then # an interrupted attempt may have left a partial copy

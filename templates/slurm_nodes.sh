@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Each node has its own step, so a lost node does not end the others. The loop restarts its
-# launcher as soon as Slurm allows it. The launchers record in `over` when the job has ended.
+# Each node has its own step, so losing a node does not end the other steps. The loop restarts the
+# node's launcher as soon as Slurm allows it. The launchers record the end of the job in `over`.
 export DEPLOYKIT_NODE_LIST="$SLURM_JOB_NODELIST"
 over="$DEPLOYKIT_RUN_DIR/members/${SLURM_RESTART_COUNT:-0}/over"
 run_node() {

@@ -1,4 +1,4 @@
-"""What to train, and on what: put in your model and your data. train.py does the rest.
+"""The model and its data: replace both with your own. train.py does the rest.
 
 deploykit submit --wait                                 # with DistributedDataParallel
 deploykit submit --wait -- --strategy fsdp --epochs 9   # sharded; `python train.py --help`
@@ -12,17 +12,17 @@ from trainer.task import Task
 
 
 def points(count: int) -> TensorDataset:
-    """Points of a square, and whether each lies inside a circle: replace them by your data."""
+    """Return points of a square, labeled by whether they are inside a circle. Use your own data."""
     corners = torch.rand(count, 2) * 2 - 1
     return TensorDataset(corners, (corners.norm(dim=1) < 0.8).long())
 
 
 def network() -> nn.Module:
-    """Any module: two numbers to the scores of two classes."""
+    """Return the model, which maps two numbers to the scores of two classes."""
     return nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2))
 
 
 def task(options: object) -> Task:
-    """Called on every rank. `options` are those of the command line."""
+    """Return the task. Every rank calls this function; `options` are the command-line options."""
     torch.manual_seed(0)  # the same points on every rank
     return Task(network, training=points(4096), validation=points(512))

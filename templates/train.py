@@ -1,10 +1,10 @@
-"""Train a small network on all processes of a job. Copy it, and put in your own data and model.
+"""Train a small network on all processes of a job. Replace the data and the model with your own.
 
-    deploykit submit --wait                      # with the processes that job.yaml asks for
+    deploykit submit --wait                      # with the processes that job.yaml requests
     deploykit submit --wait -- --epochs 20       # with arguments
-    python train.py                              # alone: it needs nothing but PyTorch
+    python train.py                              # in one process; requires only PyTorch
 
-A job that is started again with the same checkpoint folder goes on after the last epoch it saved.
+A job that uses an existing checkpoint folder resumes after the last saved epoch.
 """
 
 import argparse
@@ -23,14 +23,14 @@ def main() -> None:
     """Join the other processes, train, and save after each epoch."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--batch-size", type=int, default=32, help="examples in each process")
+    parser.add_argument("--batch-size", type=int, default=32, help="examples per process")
     parser.add_argument("--lr", type=float, default=0.01)
     options = parser.parse_args()
 
     device = join()
     torch.manual_seed(0)
     data = points()
-    sampler = DistributedSampler(data)  # to each process its share of the examples
+    sampler = DistributedSampler(data)  # gives each process its share of the examples
     loader = DataLoader(data, options.batch_size, sampler=sampler)
     network = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2)).to(device)
     model = DistributedDataParallel(network)  # averages the gradients of all processes
@@ -38,7 +38,7 @@ def main() -> None:
     checkpoint = Path(os.environ.get("DEPLOYKIT_CHECKPOINT_DIR", "checkpoints"), "last.pt")
 
     for epoch in range(load(checkpoint, network, optimizer), options.epochs):
-        sampler.set_epoch(epoch)  # shuffle anew
+        sampler.set_epoch(epoch)  # reshuffle
         loss = train(model, loader, optimizer, device)
         if dist.get_rank() == 0:
             print(f"epoch {epoch + 1}: loss {loss:.4f}", flush=True)
@@ -46,10 +46,10 @@ def main() -> None:
 
 
 def join() -> torch.device:
-    """Join the process group that torchrun describes, or be one alone; the device to use.
+    """Join torchrun's process group, or create one with a single process. Return the device to use.
 
     `torch.distributed.nn.functional` keeps the group that exists when it is first imported (2.13),
-    and DDP imports it: gloo's threads would outlive Python, and now and then abort the process.
+    and DDP imports it. Gloo's threads would then outlive Python and sometimes abort the process.
     """
     gpu = torch.cuda.is_available()
     if gpu:
@@ -63,7 +63,7 @@ def join() -> torch.device:
 
 
 def points(count: int = 4096) -> TensorDataset:
-    """Points of a square, and whether each lies inside a circle: replace them by your data."""
+    """Return points of a square, labeled by whether they are inside a circle. Use your own data."""
     points = torch.rand(count, 2) * 2 - 1
     return TensorDataset(points, (points.norm(dim=1) < 0.8).long())
 
@@ -71,7 +71,7 @@ def points(count: int = 4096) -> TensorDataset:
 def train(
     model: nn.Module, loader: DataLoader, optimizer: torch.optim.Optimizer, device: torch.device
 ) -> float:
-    """One epoch; the mean loss of all processes."""
+    """Train for one epoch. Return the mean loss of all processes."""
     total = torch.zeros((), device=device)
     for inputs, labels in loader:
         loss = nn.functional.cross_entropy(model(inputs.to(device)), labels.to(device))
@@ -84,7 +84,7 @@ def train(
 
 
 def save(path: Path, network: nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> None:
-    """Write a checkpoint, complete or not at all."""
+    """Write a checkpoint atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     state = {"network": network.state_dict(), "optimizer": optimizer.state_dict(), "epochs": epochs}
     scratch = path.with_suffix(".new")
@@ -93,7 +93,7 @@ def save(path: Path, network: nn.Module, optimizer: torch.optim.Optimizer, epoch
 
 
 def load(path: Path, network: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Continue from a checkpoint, if there is one; the epochs it has behind it."""
+    """Load the checkpoint if it exists. Return the number of completed epochs."""
     if not path.exists():
         return 0
     state = torch.load(path, map_location="cpu", weights_only=True)

@@ -38,11 +38,11 @@ def moto():
 
 
 @contextlib.contextmanager
-def moto_server(**environment):
+def moto_server(*words, **environment):
     """Run a moto server; yields its port. Without moto it fails instead of skipping."""
     port = free_port()
     server = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port), *words],
         env={**os.environ, **environment},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -92,6 +92,15 @@ def recorder(port, address="127.0.0.1"):
         proxy.server_close()
 
 
+class BrokenOff(bytes):
+    """The first half of a content, after which the connection is closed."""
+
+    def __new__(cls, content):
+        made = super().__new__(cls, content[: len(content) // 2])
+        made.announced = len(content)
+        return made
+
+
 class _Recorder(ThreadingHTTPServer):
     """Records requests and forwards them to a local port.
 
@@ -132,6 +141,8 @@ class _Forwarding(BaseHTTPRequestHandler):
             if name.lower() not in {"content-length", "transfer-encoding", "connection"}:
                 self.send_header(name, value)
         length = dict(headers).get("Content-Length") if one.method == "HEAD" else None
+        if isinstance(content, BrokenOff):
+            length, self.close_connection = content.announced, True
         self.send_header("Content-Length", length or len(content))
         self.end_headers()
         if one.method != "HEAD":
@@ -141,9 +152,12 @@ class _Forwarding(BaseHTTPRequestHandler):
         if one.action in self.server.answers:
             return as_json(200, self.server.answers[one.action](json.loads(one.body)))
         with closing(http.client.HTTPConnection("127.0.0.1", self.server.target)) as moto:
-            moto.request(one.method, self.path, one.body, dict(self.headers))
-            answer = moto.getresponse()
-            return answer.status, answer.getheaders(), answer.read()
+            try:
+                moto.request(one.method, self.path, one.body, dict(self.headers))
+                answer = moto.getresponse()
+                return answer.status, answer.getheaders(), answer.read()
+            except ConnectionError:  # it has just been stopped
+                return None
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _handle  # noqa: N815
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import programs
+from tests import documents, programs
 from tests.aws_server import aws, enforced, moto  # noqa: F401 - fixtures for every test
 from tests.live_run import live, start  # noqa: F401
 from tests.package_index import team_index, team_wheels  # noqa: F401
@@ -36,6 +36,14 @@ def _own_state(tmp_path, monkeypatch):
     monkeypatch.setenv("DEPLOYKIT_HOME", str(tmp_path / "state folder"))
     monkeypatch.setenv("HOME", str(tmp_path / "no home"))
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def json_conforms(monkeypatch):
+    """What verbs print with `--json` conforms to the schema that deploykit publishes for it."""
+    problems = documents.check_all(monkeypatch)
+    yield problems
+    assert not problems, "\n".join(dict.fromkeys(problems))
 
 
 @pytest.fixture
@@ -66,6 +74,24 @@ def pytest_collection_modifyitems(items):
         slow = item.get_closest_marker("slurm") or item.get_closest_marker("torch")
         if slow and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(900))
+
+
+class FailuresAtOnce:
+    """Prints the end of each failure when it happens: a run that is killed has no summary."""
+
+    def __init__(self, terminal):
+        self.terminal = terminal
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            self.terminal.write_line(f"\nFAILED {report.nodeid}\n{report.longreprtext[-1500:]}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config):
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal and os.environ.get("CI"):
+        config.pluginmanager.register(FailuresAtOnce(terminal))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

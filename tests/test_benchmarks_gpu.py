@@ -61,6 +61,7 @@ def test_a_small_run_on_the_cpu_is_read(gpu):
 
 
 @pytest.mark.torch
+@pytest.mark.nightly
 def test_what_the_verbs_show_is_read(gpu, tmp_path, monkeypatch):
     """On the CPU, the verbs must show all but the GPU."""
     monkeypatch.setattr(gpu["failures"], "HOME", tmp_path)
@@ -72,7 +73,7 @@ def test_what_the_verbs_show_is_read(gpu, tmp_path, monkeypatch):
     shown = {verb: text for verb, text, _ in seen}
     assert "% CPU" in shown["watch"]
     assert "(train.py:" in shown["dump"]
-    assert shown["profile"].startswith("times of the CPU: computing ")
+    assert shown["profile"].startswith("CPU times: computing ")
 
 
 @pytest.mark.parametrize(

@@ -31,14 +31,14 @@ def job(tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("node", [0, 2])
+@pytest.mark.parametrize("node", [0, pytest.param(2, marks=pytest.mark.nightly)])
 def test_a_lost_node_shrinks_the_job_and_its_return_grows_it(node, job):
     assert cli.main(["submit", "--run", "one"]) == 0
     folder = paths.run_folder("one")
     wait_for(lambda: [0, 12] in elastic_run.steps(folder))
     elastic_run.lose(folder, node)
     assert elastic_run.final("one").state == "succeeded"
-    assert elastic_run.groups(folder) == [[0, 3, 3], [1, 2, 3], [2, 3, 3]]
+    assert elastic_run.groups(folder) in elastic_run.LOST_AND_BACK
     assert elastic_run.total(folder) == sum(range(elastic_run.STEPS + 1))
     assert [1, 11] in elastic_run.steps(folder), "what was lost began at the newest checkpoint"
     assert [1, 10] not in elastic_run.steps(folder)

@@ -43,6 +43,8 @@ def predict_fn(data, folder, context):
         (folder / f"waiting-{os.getpid()}").touch()
         while not (folder / "go").exists():
             time.sleep(0.01)
+    if data == "slow":
+        time.sleep(0.8)
     if data == "raise":
         raise RuntimeError("of the model")
     if isinstance(data, list):
@@ -172,6 +174,7 @@ def test_a_client_of_sagemaker(serve):
     assert (answer["ContentType"], json.load(answer["Body"])[2]) == (JSON, "x")
 
 
+@pytest.mark.slow
 def test_health_is_known_while_a_large_request_is_parsed(serve):
     server = serve()
     body = b"[" + b"0.5," * 12_500_000 + b"1]"
@@ -212,6 +215,82 @@ def test_one_request_too_many_is_refused_and_replicas_work_side_by_side(serve, p
     assert len(pids) == 2
 
 
+BATCHED = """
+def predict_batch_fn(inputs, folder):
+    with Path(folder, "sizes").open("a") as file:
+        print(len(inputs), file=file)
+    if "raise" in inputs:
+        raise RuntimeError("of the batch")
+    if "lose" in inputs:
+        return []
+    return [[os.getpid(), "together", data] for data in inputs]
+"""
+
+
+@pytest.fixture
+def batched(package):
+    """A package that answers requests together; `sizes` has the number of each batch."""
+    with (package / "code/inference.py").open("a") as file:
+        file.write(BATCHED)
+    return package
+
+
+def post_all(server, data):
+    with concurrent.futures.ThreadPoolExecutor(len(data)) as pool:
+        return list(pool.map(server.post, data))
+
+
+def test_requests_within_the_window_are_answered_together(serve, batched):
+    """The window is longer than the test: a batch is sent because it is full."""
+    server = serve("--max-batch-size", "4", "--batch-timeout", "900", "--replicas", "2")
+    answers = post_all(server, list(range(12)))
+    assert [(status, answer[1:]) for status, answer in answers] == [
+        (200, ["together", number]) for number in range(12)
+    ]
+    assert (batched / "sizes").read_text().split() == ["4", "4", "4"]
+
+
+def test_requests_that_come_while_all_replicas_are_busy_are_answered_together(serve, batched):
+    server = serve("--max-batch-size", "64", "--batch-timeout", "0", "--concurrency", "7")
+    with concurrent.futures.ThreadPoolExecutor(11) as pool:
+        busy = pool.submit(server.post, "wait")
+        until(lambda: list(batched.glob("waiting-*")))
+        others = [pool.submit(server.post, number) for number in range(10)]
+        until(lambda: sum(each.done() for each in others) == 4)  # refused: six are waiting
+        assert [server.ping() for _ in range(5)] == [200] * 5
+        (batched / "go").touch()
+        statuses = sorted(each.result()[0] for each in (busy, *others))
+    assert statuses == [200] * 7 + [503] * 4
+    assert (batched / "sizes").read_text().split() == ["6"]
+
+
+@pytest.mark.parametrize("data", ["raise", "lose"])
+def test_a_batch_that_fails_is_answered_request_by_request(serve, batched, data):
+    server = serve("--max-batch-size", "3", "--batch-timeout", "900")
+    answers = post_all(server, [data, 1, 2])
+    assert (batched / "sizes").read_text().split() == ["3"]
+    assert [status for status, _ in answers] == [500 if data == "raise" else 200, 200, 200]
+    assert [answer[2] for _, answer in answers[1:]] == [1, 2]
+    _, errors = server.stop()
+    assert ("RuntimeError: of the batch" in errors) == (data == "raise")
+    assert ("returned 0 predictions for 3" in errors) == (data == "lose")
+
+
+@pytest.mark.slow
+def test_after_a_batch_that_fails_each_request_has_the_whole_time(serve, batched):
+    server = serve("--max-batch-size", "4", "--batch-timeout", "900", "--timeout", "2")
+    answers = post_all(server, ["raise", *(["slow"] * 3)])  # slow ones alone: 2.4 s
+    assert [status for status, _ in answers] == [500, 200, 200, 200]
+
+
+def test_without_a_function_for_batches_they_are_refused(package):
+    argv = [sys.executable, str(SERVE), str(package), "--port", "0", "--max-batch-size", "2"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 1
+    assert "code/inference.py has no function predict_batch_fn" in done.stderr
+
+
+@pytest.mark.slow
 def test_a_replica_that_exceeds_the_time_limit_is_replaced(serve, package):
     server = serve("--timeout", "2")
     status, answer = server.post("wait")
@@ -228,7 +307,7 @@ def test_a_replica_that_ends_is_replaced_and_a_broken_model_stops_the_server(ser
     assert server.post("die")[0] == 500
     _, errors = server.process.communicate(timeout=PATIENCE)
     assert server.process.returncode == 1
-    assert f"serve.py: error: the model of {package} cannot be loaded" in errors
+    assert f"serve.py: error: cannot load the model of {package}" in errors
 
 
 def test_replicas_end_with_a_server_that_is_killed(serve):
@@ -266,7 +345,7 @@ def test_a_package_that_cannot_be_loaded(package, change, message):
     done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 1
     assert message in done.stderr
-    assert done.stderr.endswith(f"serve.py: error: the model of {package} cannot be loaded\n")
+    assert done.stderr.endswith(f"serve.py: error: cannot load the model of {package}\n")
     assert done.stdout == ""
 
 
@@ -274,7 +353,7 @@ def test_a_port_in_use(serve, package):
     port = serve().address[1]
     argv = [sys.executable, str(SERVE), str(package), "--port", str(port)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    message = f"serve.py: error: port {port} of 127.0.0.1: {os.strerror(98)}\n"
+    message = f"serve.py: error: cannot listen on port {port} of 127.0.0.1: {os.strerror(98)}\n"
     assert (done.returncode, done.stderr) == (1, message)
 
 

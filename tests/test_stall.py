@@ -1,10 +1,11 @@
-"""The stall rule with real ranks: five kinds of stalls, slow phases that are none, and restarts."""
+"""The stall rule with real ranks: five kinds of stalls, slow phases, restarts, and ends."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -157,3 +158,98 @@ def test_a_stalled_run_is_restarted_on_request(project, capsys):
     assert cli.main(["wait", row["run"]]) == 0
     assert "on_stall: restart: sending SIGKILL to the ranks" in log(row)
     assert list(Path(row["folder"], "stacks").glob("*-stall"))
+
+
+HANGS = """\
+import threading
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+print("begin", flush=True)
+if dist.get_rank() == 1:
+    threading.Event().wait()
+dist.all_reduce(torch.ones(1))
+"""
+WORKS = """\
+import time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+while True:
+    dist.all_reduce(torch.ones(1))
+    print("begin", flush=True)
+    time.sleep(0.05)
+"""
+LATE = "hang: the ranks made no progress\n"
+
+
+def ends_at_its_time_limit(row):
+    """As the alarm of the launchers' parent does."""
+    os.kill(int(Path(row["folder"], "claim").read_text()), signal.SIGALRM)
+
+
+def is_cancelled(row):
+    assert cli.main(["cancel", row["run"]]) == 0
+
+
+def diagnosed(capsys, row):
+    capsys.readouterr()
+    code = cli.main(["diagnose", row["run"]])
+    return code, capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [(ends_at_its_time_limit, 124), (is_cancelled, 143)],
+    ids=["a time limit", "a cancel"],
+)
+def test_a_run_that_hangs_until_it_is_stopped_is_called_a_hang(end, code, project, capsys):
+    settings = ("resources.processes_per_node=2", "env.DEPLOYKIT_STALL_SECONDS='20'")
+    row = submit(capsys, HANGS, *settings)
+    wait_for(lambda: log(row).count("] begin") == 2)
+    path = Path(row["folder"], "logs/node-0.log")
+    wait_for(lambda: time.time() - path.stat().st_mtime > 4)  # twice what is a hang at the end
+    end(row)
+    assert cli.main(["wait", row["run"]]) == code
+    status, text = diagnosed(capsys, row)
+    assert (status, text.startswith(LATE)) == (79, True), text
+    assert "rank 0 is in all_reduce (train.py:9), rank 1 is in <module> (train.py:8)" in text
+    assert "time_limit" not in text.partition("fix")[0]
+    assert list(Path(row["folder"], "stacks").glob("*-stall/*.json"))
+    assert cli.main(["status", row["run"]]) == 0
+    assert "hang, the ranks made no progress: " in capsys.readouterr().out
+    assert cli.main(["dump", row["run"]]) == 0
+    assert "threading.Event().wait()" in capsys.readouterr().out
+
+
+def test_a_run_that_works_until_its_time_limit_needs_a_longer_one(project, capsys):
+    settings = ("resources.processes_per_node=2", "env.DEPLOYKIT_STALL_SECONDS='20'")
+    row = submit(capsys, WORKS, *settings)
+    wait_for(lambda: log(row).count("] begin") > 20)
+    ends_at_its_time_limit(row)
+    assert cli.main(["wait", row["run"]]) == 124
+    status, text = diagnosed(capsys, row)
+    assert (status, text.partition(":")[0]) == (79, "time_limit"), text
+    assert not list(Path(row["folder"]).glob("stacks/*"))
+
+
+def test_a_run_that_works_until_it_is_cancelled_hung_nowhere(project, capsys):
+    row = submit(capsys, WORKS, "env.DEPLOYKIT_STALL_SECONDS='20'")
+    wait_for(lambda: log(row).count("] begin") > 20)
+    is_cancelled(row)
+    assert cli.main(["wait", row["run"]]) == 143
+    assert "hang" not in diagnosed(capsys, row)[1].partition("\n")[0]
+    assert not list(Path(row["folder"]).glob("stacks/*"))
+
+
+def test_a_living_run_that_hangs_is_told_of_as_in_its_status(project, capsys):
+    settings = ("resources.processes_per_node=2", "env.DEPLOYKIT_STALL_SECONDS='3'")
+    row = submit(capsys, HANGS, *settings)
+    wait_for(lambda: reason(capsys).startswith("no progress for "))
+    told = reason(capsys)
+    status, text = diagnosed(capsys, row)
+    assert (status, text.partition(":")[0]) == (79, "hang")
+    assert told.partition(": ")[2] in text
+    is_cancelled(row)

@@ -52,7 +52,7 @@ def test_a_large_source_is_explained_before_it_is_sent(large, capsys):
     shown = capsys.readouterr()
     assert shown.out == "train.py --epochs 5\n"
     assert "source: 4 files, 10.5 MB" in shown.err
-    assert "the largest: data/train.bin (9.0 MB), demo.mp4 (1.5 MB)\n" in shown.err
+    assert "largest: data/train.bin (9.0 MB), demo.mp4 (1.5 MB)\n" in shown.err
     assert ".deploykitignore" in shown.err
     (large / ".deploykitignore").write_text("/data/\n")
     assert cli.main([*RUN, "--dry-run"]) == 0

@@ -1,6 +1,6 @@
 """Every strategy, precision, speed, memory and failure on the GPUs of this machine.
 
-    make gpu                                      # writes docs/gpu.md, after each section
+    make gpu                                      # writes results.md, after each section
     python benchmarks/gpu/measure.py speed steps  # these sections again; the others stay
     python benchmarks/gpu/measure.py --dry        # all of it in a small form on the CPU
 
@@ -26,7 +26,7 @@ import failures
 import runs
 import sight
 import torch
-from runs import TOP, Machine, Result, Size
+from runs import Machine, Result, Size
 
 sys.path.insert(0, str(runs.ENTRYPOINTS))
 
@@ -35,7 +35,7 @@ from trainer.errors import ConfigError
 from trainer.parallel.layout import STRATEGIES, Layout
 from trainer.parallel.process_group import DistributedContext
 
-PAGE = TOP / "docs/gpu.md"
+PAGE = runs.HERE / "results.md"
 TOLERANCE = 1e-3
 """Largest relative difference of a loss from that of one process, in fp32."""
 _GIB = 2**30

@@ -78,8 +78,8 @@ def _profile(machine: Machine) -> Row:
     parts = {key: one[f"{key}_seconds"] / one["seconds"] for key in ("computing", "idle")}
     said = ", ".join(f"{key} {share:.0%}" for key, share in parts.items())
     where = "GPU" if one["on_gpu"] else "CPU"
-    problem = "" if one["on_gpu"] == bool(machine.gpus) else "times of the CPU"
-    return "profile", f"times of the {where}: {said}; costliest: {first}", problem
+    problem = "" if one["on_gpu"] == bool(machine.gpus) else "CPU times"
+    return "profile", f"{where} times: {said}; costliest: {first}", problem
 
 
 def _report(machine: Machine) -> Row:

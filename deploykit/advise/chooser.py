@@ -113,12 +113,12 @@ class Advice:
         if each is best:
             return "best"
         if each.strategy in FOR_TEACHING:
-            return "for teaching"
+            return "for teaching only"
         reasons = []
         if each.config.lora and not best.config.lora:
             reasons.append("trains adapters only")
         elif each.tight and not best.tight:
-            reasons.append("fills over 90% of the memory")
+            reasons.append("uses over 90% of the memory")
         elif each.splits and not best.splits:
             reasons.append("splits layers")
         elif each.reach > _WIDE_SHARDING >= best.reach:

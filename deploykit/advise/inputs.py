@@ -54,16 +54,16 @@ RATE = Quantity("a speed such as 25Gb/s (bits) or 12GB/s (bytes)", _RATE.pattern
 _FUNCTION = Pattern(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", "module:function")
 _MODEL = Pattern(
     r"[A-Za-z_][\w.]*:[A-Za-z_]\w*|[\w./~-]*[\w-]",
-    "module:function, or a model of Hugging Face such as Qwen/Qwen3-8B",
+    "module:function, or a Hugging Face model such as Qwen/Qwen3-8B",
 )
 _POSITIVE = Bounds(1, 1_000_000)
 
 
 @dataclass(frozen=True)
 class AdviseOptions:
-    """The options; ``batch_size`` is ``--batch-size``."""
+    """Options of ``deploykit advise``; the field ``batch_size`` is ``--batch-size``."""
 
-    gpu: Annotated[str | None, Help("GPU type, or cpu; --list shows the known ones.")] = None
+    gpu: Annotated[str | None, Help("GPU type, or cpu; --list shows known types.")] = None
     batch_size: Annotated[
         int | None, Help("Samples per step, over all ranks. Default: 8 per GPU."), _POSITIVE
     ] = None
@@ -71,7 +71,7 @@ class AdviseOptions:
     parameters: Annotated[
         int | None,
         COUNT,
-        Help("Size of the model, such as 7B; its shape is derived unless given."),
+        Help("Number of parameters, such as 7B; the model's shape is derived unless set."),
         Bounds(1_000, 10**14),
     ] = None
     layers: Annotated[int | None, Help("Number of transformer blocks."), Bounds(1, 10_000)] = None
@@ -85,29 +85,31 @@ class AdviseOptions:
     model: Annotated[
         str | None,
         Help(
-            "module:function that builds a model, or the name of one on Hugging Face, such as "
-            "Qwen/Qwen3-8B; it is built on the meta device."
+            "module:function that builds a model, or a Hugging Face model such as Qwen/Qwen3-8B; "
+            "the model is built on the meta device."
         ),
         _MODEL,
     ] = None
     precision: Annotated[
         strategies.Precision,
-        Help("fp32; bf16 or fp16 (weights in fp32, compute in 16 bits); or pure-bf16."),
+        Help("fp32; bf16 or fp16 (fp32 weights, 16-bit compute); or pure-bf16 (all in 16 bits)."),
     ] = "bf16"
-    optimizer: Annotated[strategies.Optimizer, Help("adamw, sgd or sgd-momentum.")] = "adamw"
+    optimizer: Annotated[strategies.Optimizer, Help("Optimizer: adamw, sgd or sgd-momentum.")] = (
+        "adamw"
+    )
     task: Annotated[
         str | None,
-        Help("module:function of the trainer's --task: its model and a sample of its data."),
+        Help("module:function as for the trainer's --task; provides a model and a data sample."),
         _FUNCTION,
     ] = None
     input: Annotated[
         str | None,
-        Help("Shape of a sample for --model, such as 3x224x224; the model then runs on it."),
+        Help("Shape of one sample for --model, such as 3x224x224, to measure its activations."),
         Pattern(r"\d+(x\d+)*", "sizes such as 3x224x224"),
     ] = None
     finetune: Annotated[
         Literal["full", "lora", "auto"] | None,
-        Help("Train given weights: all of them, adapters, or adapters if all do not fit (auto)."),
+        Help("Fine-tune all weights (full), adapters (lora), or adapters if needed to fit (auto)."),
     ] = None
     compile: Annotated[Literal["on", "off"], Help("Train with torch.compile: on or off.")] = "off"
     checkpoint_activations: Annotated[
@@ -116,7 +118,7 @@ class AdviseOptions:
     ] = "auto"
     offload: Annotated[
         Literal["auto", "on", "off"],
-        Help("Keep the states of zero3 in host memory: auto, on or off."),
+        Help("Keep zero3's sharded states in host memory: auto, on or off."),
     ] = "off"
     gpu_memory: Annotated[
         Size | None, Help("Memory of one GPU, such as 80GiB; overrides the known value."), Bounds(1)
@@ -151,24 +153,25 @@ def read(arguments: Mapping[str, str]) -> AdviseOptions:
 def _problems(options: AdviseOptions, bad: set[str]) -> Iterator[Problem]:
     """Missing options and conflicts; options in `bad` have a problem already."""
     if options.input and options.model is None and "model" not in bad:
-        yield Problem("input", "describes a sample for a model of yours", "give --model too")
+        yield Problem("input", "requires --model", "add --model, or remove --input")
     known = gpus.known()
     if options.gpu is None:
         if options.gpu_memory is None and not bad & {"gpu", "gpu_memory"}:
-            yield Problem("gpu", "is required", f"one of {', '.join(known)}; or --gpu-memory 80GiB")
+            choices = f"use one of {', '.join(known)}, or --gpu-memory 80GiB"
+            yield Problem("gpu", "is required", choices)
     elif gpus.find(options.gpu) is None and options.gpu_memory is None:
         near = [name for name in known if name.startswith(options.gpu.lower())]
         hint = " or ".join(near) or did_you_mean(options.gpu, known)
-        hint = hint or f"one of {', '.join(known)}; give --gpu-memory for another"
+        hint = hint or f"use one of {', '.join(known)}, or --gpu-memory for another GPU"
         yield Problem("gpu", f"unknown GPU {options.gpu!r}", hint)
     shape = options.layers is not None and options.width is not None
     if bad & {"parameters", "layers", "width", "model", "task"} or options.task:
         return
     if options.parameters is None and not shape and options.model is None:
-        hint = "--parameters 7B, or --layers and --width, or --model with a function or a name"
+        hint = "use --parameters 7B, --layers and --width, or --model with a function or a name"
         yield Problem("parameters", "the size of the model is required", hint)
     elif options.width and options.heads and options.width % options.heads:
-        message = f"a width of {options.width} is not divisible by {options.heads} heads"
+        message = f"the width, {options.width}, is not divisible by {options.heads} heads"
         yield Problem("heads", message)
 
 
@@ -213,7 +216,7 @@ def assumed(options: AdviseOptions, training: Training) -> str:
         values.append(f"--batch-size {training.batch} ({_SAMPLES_PER_GPU} per GPU)")
     if options.sequence is None and not (options.input or options.task):
         values.append(f"--sequence {training.sequence}")
-    return f"Assumed: {' and '.join(values)}; set them to yours." if values else ""
+    return f"Assumed: {' and '.join(values)}; set the options to override." if values else ""
 
 
 def _model(options: AdviseOptions) -> Model:

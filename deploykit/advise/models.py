@@ -286,22 +286,23 @@ def counted(name: str, sample: str, *, heads: int | None) -> Model:
     option = "--task" if sample.startswith("task:") else "--model"
     if ":" not in name and find_spec("transformers") is None:
         raise UsageError(
-            f"--model {name}: the name of a model requires transformers in {sys.executable}",
-            hint="pip install transformers, or describe the model, as with --parameters 7B",
+            f"--model {name}: a model name requires transformers in {sys.executable}",
+            hint="pip install transformers, or describe the model, for example --parameters 7B",
         )
     script = paths.shipped("entrypoints") / "count_model.py"
     done = shell.run([sys.executable, str(script), name, sample], timeout=_COUNT_TIMEOUT)
     if done.code:
         stderr = "\n".join(done.err.strip().splitlines()[-_MAX_ERROR_LINES:])
         raise UsageError(
-            f"{option} {name}: building the model failed in {Path.cwd()}",
-            hint=f"{stderr}\n{sys.executable} imports it, and requires torch",
+            f"{option} {name}: building the model in {Path.cwd()} failed",
+            hint=f"{stderr}\n{sys.executable} imports the model, and must have torch installed",
         )
     try:
         model = from_counts(from_json(done.out.strip().splitlines()[-1]), heads=heads)
     except (LookupError, TypeError, ValueError):
         raise UsageError(
-            f"{option} {name} printed text when Python exited", hint="make it print nothing"
+            f"{option} {name} printed text when Python exited",
+            hint="remove the output, for example that of an atexit function",
         ) from None
     return dataclasses.replace(model, task=name) if option == "--task" else model
 

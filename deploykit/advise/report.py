@@ -61,7 +61,7 @@ def subject(advice: Advice) -> Iterator[str]:
     if cluster.nodes == 1:
         yield f"one node with {node}"
     else:
-        yield f"{cluster.nodes} nodes, each with {node}; {_network(cluster)} between the nodes"
+        yield f"{cluster.nodes} nodes, each with {node}; {_network(cluster)} between nodes"
 
 
 def _network(cluster: Cluster) -> str:
@@ -76,8 +76,9 @@ def recommendation(advice: Advice) -> str:
     copy = next(each for each in advice.candidates[::-1] if each.strategy in {"single", "ddp"})
     copy_size = memory(copy.memory.total)
     cases = {
-        "each": "a whole copy fits on each GPU",
-        "sharded": f"a whole copy does not fit on a GPU ({copy.strategy} needs {copy_size})",
+        "each": "a full copy of the model fits on each GPU",
+        "sharded": f"a full copy of the model does not fit on a GPU ({copy.strategy} needs "
+        f"{copy_size})",
         "layer": "not even one layer fits on a GPU",
     }
     case = cases[advice.case]
@@ -87,12 +88,12 @@ def recommendation(advice: Advice) -> str:
     unit = "tokens" if advice.training.sequence > 1 else "samples"
     speed = number(advice.training.tokens / best.step.seconds)
     text = (
-        f"Use {best.strategy}{f' with {config}' if config else ''}: {case}; it needs "
+        f"Use {best.strategy}{f' with {config}' if config else ''}: {case}; {best.strategy} needs "
         f"{memory(best.memory.total)} of {capacity} per GPU and about {time(best.step.seconds)} "
         f"per step ({speed} {unit}/s, MFU {mfu(advice, best):.0%})"
     )
     if second is not None:
-        text += f"; next best is {second.strategy}: {advice.verdict(second)}"
+        text += f"; the next best is {second.strategy}: {advice.verdict(second)}"
     return f"{text}."
 
 
@@ -107,7 +108,7 @@ def _nothing_fits(advice: Advice) -> str:
         "an optimizer with fewer states": training.optimizer == "adamw",
         "a shorter sequence": True,
     }
-    fits = f"use {plural(advice.enough, 'such node')}, or " if advice.enough is not None else ""
+    fits = f"use {plural(advice.enough, 'node')}, or " if advice.enough is not None else ""
     return (
         f"No strategy fits: {least.strategy} comes closest with {memory(least.memory.total)} of "
         f"{capacity}; {fits}try {', '.join(name for name, helps in changes.items() if helps)}."
@@ -125,7 +126,7 @@ def degrees(config: ParallelConfig) -> str:
         "selective checkpointing": config.selective,
         f"gradients in {config.compress}": bool(config.compress),
         "LoRA": config.lora,
-        "states in host memory": config.offload,
+        "CPU offload": config.offload,
     }
     return ", ".join(part for part, applies in parts.items() if applies)
 
@@ -144,14 +145,15 @@ def mfu(advice: Advice, each: Candidate) -> float:
 
 def not_in_trainer(missing: list[str], runs: Advice) -> str:
     """What the reference trainer has no option for, and what `--write` writes instead."""
-    instead = "none of its strategies fits"
+    instead = "no strategy of the trainer fits"
     if runs.best is not None:
         config = degrees(runs.best.config)
         best = runs.best.strategy + (f" ({config})" if config else "")
-        instead = f"--write writes its best strategy: {best}, {time(runs.best.step.seconds)}"
+        seconds = time(runs.best.step.seconds)
+        instead = f"--write uses the trainer's best strategy: {best}, {seconds} per step"
     files = " and ".join(f"examples/models/{EXAMPLES[name]}" for name in missing)
     what = " and ".join(missing)
-    return f"In the reference trainer, {what} is part of a task, as in {files}; {instead}."
+    return f"The reference trainer supports {what} only in a task, as in {files}; {instead}."
 
 
 def notes(advice: Advice) -> Iterator[str]:
@@ -160,28 +162,31 @@ def notes(advice: Advice) -> Iterator[str]:
     if advice.best is not None:
         yield f"{advice.best.strategy}: {STRATEGIES[advice.best.strategy]}."
     if not model.exact:
-        yield "The shape was derived from the size; set --layers, --width and --heads to yours."
+        yield (
+            "The shape was derived from the size; for your model's own shape, set --layers, "
+            "--width and --heads."
+        )
     if cluster.world > 1 and advice.of("ddp") is None:
         yield (
-            f"A batch of {training.batch} cannot be split over {cluster.world} GPUs: strategies "
-            "that require it are omitted."
+            f"A batch of {training.batch} cannot be split evenly over {cluster.world} GPUs, so "
+            "strategies that split it are omitted."
         )
     if model.sample is None and not (model.width and model.layers):
         yield (
-            "The model is not a known transformer, so its activations are not included: give the "
-            "shape of a sample, as in --input 3x224x224."
+            "The model is not a known transformer, so the estimate excludes its activations. To "
+            "include them, give the shape of a sample, as in --input 3x224x224."
         )
     if cluster.gpu.name not in gpus.known():
-        yield f"{cluster.gpu.label} is unknown: the speed of an A100 is assumed."
+        yield f"{cluster.gpu.label} is an unknown GPU; the speed of an A100 is assumed."
     if training.precision in {"bf16", "pure-bf16"} and not cluster.gpu.flops["bf16"]:
-        yield f"{cluster.gpu.label} does not support bf16: --precision fp16 is much faster."
+        yield f"{cluster.gpu.label} has no bf16 hardware; --precision fp16 is much faster."
     if cluster.nodes > 1:
-        yield f"Between nodes: {_network(cluster)} per node (set it with --bandwidth)."
+        yield f"Network assumed per node: {_network(cluster)} (set it with --bandwidth)."
     gpu = cluster.gpu
     yield (
-        f"Times: matrix products at {gpu.matmul:.0%} and attention at {gpu.attention:.0%} of the "
-        f"GPU's peak, all else at the speed of its memory. Memory includes a reserve for the CUDA "
-        "context and fragmentation."
+        f"Times assume matrix products at {gpu.matmul:.0%} and attention at {gpu.attention:.0%} of "
+        "the GPU's peak, and all other operations at memory speed. Memory includes a reserve for "
+        "the CUDA context and fragmentation."
     )
 
 
@@ -230,7 +235,7 @@ resources:
   nodes: {nodes}
   processes_per_node: {1 if config.strategy == "dp" else gpus_used}
   gpus_per_node: {0 if cluster.gpu.is_cpu else gpus_used}
-  time_limit: 1h            # adjust: the job is stopped after this time
+  time_limit: 1h            # the job is stopped after this time
 """
 
 
@@ -281,6 +286,6 @@ def difference(model: Model, training: Training) -> str | None:
     if trainers.parameters == model.parameters:
         return None
     return (
-        f"The trainer's GPT reads bytes (a vocabulary of {_TRAINER_VOCABULARY}) and its MLP is "
-        f"four times as wide as the model: {trainers.parameters / 10**9:.2f}B parameters."
+        f"The trainer's GPT has {trainers.parameters / 10**9:.2f}B parameters: it reads bytes (a "
+        f"vocabulary of {_TRAINER_VOCABULARY}), and its MLP is four times as wide as the model."
     )

@@ -1,8 +1,8 @@
-"""A Python function as a run: sent with its arguments, called on every rank, its results read back.
+"""Run a Python function: send it with its arguments, call it on every rank, and read the results.
 
-The run is an ordinary one: its program is ``entrypoints/call.py``. Function, arguments and results
-are pickles in the state folder, which is closed to other users (paths.py): unpickling a file runs
-what its author wants.
+The run is an ordinary one, with ``entrypoints/call.py`` as its program. Function, arguments and
+results are pickles in the state folder, which is closed to other users (paths.py), because
+unpickling a file can run any code.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _FOLDER = "results"
 def send(
     function: Callable[..., Any], args: tuple[Any, ...], backend: str | None, keys: Any
 ) -> Run:
-    """Submit a function with the keys of a job; a name is made from the function's.
+    """Submit a function with the keys of a job; the job's name comes from the function's.
 
-    Raises UsageError where the function cannot be pickled or the backend runs no functions, and
-    otherwise as `lifecycle.prepare` and `lifecycle.submit`.
+    Raises UsageError if the function cannot be pickled or the backend cannot run functions, and the
+    errors of `lifecycle.prepare` and `lifecycle.submit`.
     """
     chosen = lifecycle.chosen(backend, keys)
     engine = base.require(chosen, "check_function")
@@ -72,8 +72,8 @@ def _write(folder: Path, function: Callable[..., Any], args: tuple[Any, ...]) ->
         packed = cloudpickle.dumps((function, args))
     except Exception as error:
         raise UsageError(
-            f"the function or its arguments cannot be pickled: {type(error).__name__}: {error}",
-            hint="files, connections and locks cannot be sent: open them inside the function",
+            f"cannot pickle the function or its arguments: {type(error).__name__}: {error}",
+            hint="files, connections and locks cannot be sent; open them inside the function",
         ) from error
     launched = {"python": sys.version_info[:2], "path": _search_path(), "folder": str(Path.cwd())}
     paths.write(folder / "call.pkl", packed)
@@ -100,10 +100,10 @@ def _search_path() -> list[str]:
 
 
 def results(row: Run) -> dict[int, Any]:
-    """What each rank returned, by rank, of a run that has ended.
+    """Return the results of a finished run, by rank.
 
-    Raises FunctionFailed where the function raised an exception, RunFailed where the run ended
-    otherwise, NotFound where it runs no function.
+    Raises FunctionFailed if the function raised an exception, RunFailed if the run ended in any
+    other way, NotFound if the run calls no function.
     """
     folder = Path(row.folder, _FOLDER)
     records = list(_records(folder)) if folder.exists() else []
@@ -121,7 +121,7 @@ def _records(folder: Path) -> Iterator[Mapping[str, Any]]:
     if not paths.is_private_folder(folder):
         raise NotPermitted(
             f"{folder} is open to other users, who could put code there",
-            hint=f"if you trust its content: chmod 700 {folder}",
+            hint=f"if you trust its content, run `chmod 700 {folder}`",
         )
     for rank in sorted(int(path.stem) for path in folder.glob("*.pkl") if path.stem.isdecimal()):
         yield pickle.loads((folder / f"{rank}.pkl").read_bytes())  # noqa: S301 - checked above
@@ -133,9 +133,10 @@ def _unpacked(record: Mapping[str, Any], row: Run) -> Any:
         return pickle.loads(record["value"])  # noqa: S301 - as above
     except Exception as error:
         raise DeploykitError(
-            f"the value of rank {record['rank']} of {row.run} cannot be read here: "
-            f"{type(error).__name__}: {error}",
-            hint="return numbers, texts, lists and dicts, or install here what the node has",
+            f"cannot read the value of rank {record['rank']} of {row.run}: {type(error).__name__}: "
+            f"{error}",
+            hint="return only numbers, strings, lists and dicts, or install the node's packages "
+            "here",
         ) from error
 
 
@@ -149,7 +150,7 @@ def _function_failed(record: Mapping[str, Any], row: Run) -> FunctionFailed:
 
 
 def failure(row: Run) -> RunFailed:
-    """The error for a run that has not succeeded, with the cause where it is known."""
+    """Return the error for a run that did not succeed, with the cause if known."""
     reason = f": {row.reason}" if row.reason else ""
     cause = run_diagnosis.brief(row)
     return RunFailed(

@@ -1,4 +1,4 @@
-"""What `deploykit.submit` and its like return: a run, several runs, a plan."""
+"""The classes that the Python API returns: a run, a list of runs, a plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deploykit.lib.errors import JobMissing, NeverStarts, TimedOut, UsageError
 from deploykit.observe.metrics.points import Point
 from deploykit.observe.metrics.progress import Progress
 from deploykit.run import diagnosis as run_diagnosis
-from deploykit.run import export, lifecycle, log_selection, rerun
+from deploykit.run import evaluation, export, lifecycle, log_selection, rerun
 from deploykit.run import state as run_state
 from deploykit.run import tracking as run_tracking
 from deploykit.run.diagnosis import RunDiagnosis
@@ -35,7 +35,7 @@ class Run:
     def __init__(self, row: Row, warnings: Sequence[Problem] = ()) -> None:
         self._row = row
         self.warnings: tuple[Problem, ...] = tuple(warnings)
-        """Warnings about its job, of a run that was just submitted."""
+        """Warnings about the job, if the run was just submitted."""
 
     @property
     def id(self) -> str:
@@ -85,7 +85,7 @@ class Run:
     def status(self) -> Status:
         """Query the backend for the state, the reason and the exit code.
 
-        If it cannot be reached, the state is the last known one, and the reason says so.
+        If the backend cannot be reached, the state is the last known one, and the reason says so.
         """
         (self._row,) = run_state.refresh([self._row])
         return self._row.status
@@ -94,7 +94,7 @@ class Run:
         """Wait until the run has ended, at most `timeout` seconds.
 
         Raises TimedOut after that (the run continues), NeverStarts if the run is queued but can
-        never start, and JobMissing if the target has no job of this run. With `check`, raises
+        never start, and JobMissing if the target has no job for this run. With `check`, raises
         RunFailed unless the run succeeded.
         """
         for (row,) in run_state.wait_all([self.id], timeout):
@@ -110,7 +110,7 @@ class Run:
         return self._row.status
 
     def results(self, timeout: float | None = None) -> dict[int, Any]:
-        """Wait for a run of `launch`, and return what the function returned, by rank.
+        """Wait for a run started by `launch`, and return the results of its function by rank.
 
         Raises FunctionFailed if the function raised an exception, RunFailed if the run ended in any
         other way, NotFound if `launch` did not start this run, and the errors of `wait`.
@@ -138,17 +138,17 @@ class Run:
         Raises NotFound if the run has no logs, UsageError if it has no such task.
         """
         if since is not None and since.tzinfo is None:
-            raise UsageError("since: expected a time with its zone", hint="datetime.now(UTC)")
+            raise UsageError("since: expected a time with a time zone", hint="datetime.now(UTC)")
         wanted = Selection(rank, node, task, attempt, since, first_error)
         (self._row,) = run_state.refresh([self._row])
         return log_selection.of_run(self._row, wanted, follow=follow)
 
     def metrics(self, *names: str, task: int | None = None) -> list[Point]:
-        """Return all metrics that the script has written or printed, with one point per step.
+        """Return all metrics that the script has written or printed, one point per step.
 
-        `names` are names of metrics, in which ``*`` matches any text; `task` is a task of a job
-        array, by default the first. A point has `name`, `value`, `step`, `epoch`, `time` (seconds
-        since 1970), `attempt` and `source`; unknown values are None.
+        `names` select metrics, with ``*`` for any text; `task` selects a task of a job array, by
+        default the first. A point has `name`, `value`, `step`, `epoch`, `time` (seconds since
+        1970), `attempt` and `source`; unknown values are None.
         """
         (self._row,) = run_state.refresh([self._row])
         return list(RunMetrics(self._row, task=task).whole(names))
@@ -163,8 +163,8 @@ class Run:
     def sync(self) -> int:
         """Send missing values to the job's trackers; return how many were sent.
 
-        Raises NotFound if the job has no tracker. If a tracker fails, the others still get their
-        values before its error is raised.
+        Raises NotFound if the job has no tracker. If a tracker fails, values are still sent to the
+        others before the error is raised.
         """
         sent, _ = run_tracking.sync(self._row)
         for tracker in sent:
@@ -192,9 +192,9 @@ class Run:
     ) -> Run:
         """Submit this run's job and source again, as a new run.
 
-        `args` are added after the job's own, `set` overrides keys of the job, `backend` selects
-        another backend, and `run` is the new run's id.
-        Raises NotFound if the job or source was not kept, and the errors of `submit`.
+        `args` are appended to the job's, `set` overrides keys of the job, `backend` selects another
+        backend, and `run` is the new run's id. Raises NotFound if the job or source was not kept,
+        and the errors of `submit`.
         """
         changes, arguments = job.overrides(set), job.arguments(args)
         with rerun.prepare(self._row, changes, run, arguments, backend) as prepared:
@@ -206,8 +206,8 @@ class Run:
         """Submit exactly the same bytes as a new run: bundle, job and arguments.
 
         `backend` selects another backend, and `run` is the new run's id. `new_launcher` accepts a
-        launcher that differs from the one this run had.
-        Raises NotFound if the bundle was not kept, UsageError if anything would differ.
+        launcher that differs from this run's. Raises NotFound if the bundle was not kept,
+        UsageError if anything would differ.
         """
         with rerun.reproduce(self._row, run, backend, new_launcher=new_launcher) as same:
             return Run(same.submit(), same.prepared.warnings)
@@ -222,9 +222,9 @@ class Run:
     ) -> str:
         """Package the run's model, and return `to`: a new folder, a .tar.gz file, or s3://.
 
-        `checkpoint` is a step or ``best``; the default is the last one. `inference` is an
-        inference.py of yours, `python` the Python with torch that loads the model.
-        Raises NotFound without a checkpoint, CannotPackage if the model cannot be rebuilt.
+        `checkpoint` is a step or ``best``; the default is the last one. `inference` is your own
+        inference.py, and `python` is a Python with torch to load the model. Raises NotFound without
+        a checkpoint, CannotPackage if the model cannot be rebuilt.
         """
         export.prepare(
             self._row,
@@ -234,6 +234,38 @@ class Run:
             python=python,
         ).write()
         return str(to)
+
+    def evaluate(  # noqa: PLR0913 - the command's options
+        self,
+        *,
+        checkpoint: int | str | None = None,
+        split: str | None = None,
+        slice_by: str | None = None,
+        script: str | Path | None = None,
+        args: Iterable[Argument] = (),
+        set: Mapping[str, Any] | None = None,  # noqa: A002 - as --set
+        backend: str | None = None,
+        run: str | None = None,
+    ) -> Run:
+        """Start an evaluation of the run's model, and return the new run at once.
+
+        `checkpoint` is a step or ``best``; the default is the last one. `split` selects the data,
+        by default the test data, and `slice_by` one of its columns. `script` is your own evaluation
+        program, and `args` are appended to its arguments. The other parameters are as for `rerun`.
+        Raises NotFound without a checkpoint or a program, and the errors of `submit`.
+        """
+        with evaluation.prepare(
+            self._row,
+            checkpoint=None if checkpoint is None else str(checkpoint),
+            split=split,
+            slice_by=slice_by,
+            script=None if script is None else Path(script),
+            overrides=job.overrides(set),
+            arguments=job.arguments(args),
+            backend=backend,
+            run=run,
+        ) as planned:
+            return Run(planned.submit(), planned.prepared.warnings)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Run) and other.id == self.id

@@ -1,4 +1,4 @@
-"""deploykit from Python: `deploykit.submit`, `plan`, `check`, `runs`, `get`, `attach`.
+"""The Python API: `deploykit.submit`, `plan`, `check`, `runs`, `get`, `attach`.
 
 The command line calls the same functions (lifecycle, log_selection, run_diagnosis). Nothing here
 prints, exits, or changes the environment, the signals or the current folder of the process, so it
@@ -10,15 +10,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, cast, overload
 
 from deploykit.api import functions
 from deploykit.api.run import Plan, Run, Runs
 from deploykit.job import job as jobs
+from deploykit.job.file import Overrides
 from deploykit.job.job import Argument, Job, ResourcesKeys
 from deploykit.job.model import LogLine, Problem, State
 from deploykit.lib.errors import UsageError
-from deploykit.run import lifecycle, registry
+from deploykit.run import lifecycle, model_channel, registry
 from deploykit.run import state as run_state
 from deploykit.run.registry import Search
 
@@ -33,13 +34,14 @@ def plan(  # noqa: PLR0913 - as submit
     args: Iterable[Argument] = (),
     set: Mapping[str, Any] | None = None,  # noqa: A002 - as --set
     run: str | None = None,
+    init_from: str | os.PathLike[str] | None = None,
     strict: bool = False,
 ) -> Plan:
     """Return what `submit` would send, like ``deploykit submit --dry-run``. Only reads files.
 
     Takes the arguments and raises the errors of `submit`.
     """
-    return _plan(job, backend, args, set, run, strict=strict)
+    return _plan(job, backend, args, set, run, init_from, strict=strict)
 
 
 def submit(  # noqa: PLR0913 - the command's options
@@ -49,36 +51,46 @@ def submit(  # noqa: PLR0913 - the command's options
     args: Iterable[Argument] = (),
     set: Mapping[str, Any] | None = None,  # noqa: A002 - as --set
     run: str | None = None,
+    init_from: str | os.PathLike[str] | None = None,
     strict: bool = False,
     yes: bool = False,
 ) -> Run:
     """Submit a job and return at once; `Run.warnings` lists any warnings.
 
-    `job` is a job file, a script or a `Job`. The default for `backend` is the job's own, then your
-    config's, then local. `args` are added after those of the job. `set` overrides keys by their
-    path: ``{"resources.nodes": 2}``. `run` is the run id: the same id never starts a second job.
-    `strict` treats warnings as errors. `yes` confirms an upload of more than 10 GB of data.
+    `job` is a job file, a script or a `Job`. `backend` defaults to the job's, then your config
+    file's, then local. `args` are appended to those of the job. `set` overrides keys by their path:
+    ``{"resources.nodes": 2}``. `run` is the run id: the same id never starts a second job.
+    `init_from` is a run or a folder with the weights to start from. `strict` treats warnings as
+    errors. `yes` confirms an upload of more than 10 GB of data.
 
     Raises NotFound (no such file), JobFileError (with every problem) or UsageError (an invalid
-    argument, or much data without `yes`). If nothing was started, the backend raises SubmitRefused,
-    BackendUnavailable, NotPermitted or TryAgain; if the job may exist, it raises Uncertain.
+    argument, or more than 10 GB of data without `yes`). If nothing was started, the backend raises
+    SubmitRefused, BackendUnavailable, NotPermitted or TryAgain; if the job may exist, it raises
+    Uncertain.
     """
-    return _plan(job, backend, args, set, run, strict=strict, pack=True).submit(yes=yes)
+    made = _plan(job, backend, args, set, run, init_from, strict=strict, pack=True)
+    return made.submit(yes=yes)
 
 
-def _plan(  # noqa: PLR0913 - as submit
+def _plan(  # noqa: PLR0913, PLR0917 - as submit
     job: JobLike,
     backend: str | None,
     args: Iterable[Argument],
     changes: Mapping[str, Any] | None,
     run: str | None,
+    init_from: str | os.PathLike[str] | None,
     *,
     strict: bool,
     pack: bool = False,
 ) -> Plan:
     """The plan; `pack` says that it will be sent."""
-    source, overrides = jobs.source(job), jobs.overrides(changes)
+    source, overrides = jobs.source(job), cast("Overrides", jobs.overrides(changes))
+    if init_from is not None:
+        model = os.fspath(init_from)
+        overrides = model_channel.init_from(model, source, overrides, backend, fetch=pack)
     prepared = lifecycle.prepare(source, overrides, backend, run, jobs.arguments(args), pack=pack)
+    if init_from is not None:
+        model_channel.require_init_from(prepared.plan)
     if strict:
         lifecycle.refuse(source, prepared.warnings)
     return Plan(prepared)
@@ -124,10 +136,10 @@ def launch(  # noqa: PLR0913 - the usual keys of a job, by name
     on_line: Callable[[LogLine], object] | None = None,
     **keys: Any,
 ) -> dict[int, T] | Run:
-    """Call ``function(*args)`` on every rank of a job; return what each returned, by rank.
+    """Call ``function(*args)`` on every rank of a job; return the results by rank.
 
-    torchrun starts the ranks, so `torch.distributed.init_process_group` works. The run is an
-    ordinary one, with a state, logs and a diagnosis. `keys` are keys of the job or its `resources`
+    torchrun starts the ranks, so `torch.distributed.init_process_group` works. `launch` starts an
+    ordinary run, with a state, logs and a diagnosis. `keys` are keys of the job or its `resources`
     section, and backend sections: ``gpus_per_node=8, env={...}, slurm={...}``. To pass keyword
     arguments, use ``functools.partial(function, lr=0.1)``.
 
@@ -187,9 +199,10 @@ def runs(
     name: str | None = None,
     limit: int | None = None,
 ) -> Runs:
-    """Return runs with their current state, newest first. Queries each backend once.
+    """Return the runs with their current state, newest first. Queries each backend once.
 
-    `state` is one state or several, `name` the name of the job, `limit` the maximum number of runs.
+    `state` is one state or several, `name` is the job's name, and `limit` is the maximum number of
+    runs.
     """
     if isinstance(state, str | State):
         state = [state]
@@ -205,7 +218,7 @@ def runs(
 
 
 def get(run: str) -> Run:
-    """Return the run with this id or a unique beginning of it, at least four characters long.
+    """Return the run with this id, or with this unique prefix of at least four characters.
 
     Raises NotFound.
     """
@@ -213,9 +226,9 @@ def get(run: str) -> Run:
 
 
 def attach(run: str, backend: str | None = None, *, target: str | None = None) -> Run:
-    """Return a run submitted on another machine, by its whole id, and add it to the registry.
+    """Add a run submitted on another machine to the registry, by its full id, and return it.
 
-    `target` is where it runs, such as a region; by default it comes from the environment. Raises
+    `target` is where the job runs, such as a region; the default comes from the environment. Raises
     NotFound, or UsageError if the backend does not support this.
     """
     return Run(run_state.attach(run, lifecycle.chosen(backend), target))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard, cast
 
 from deploykit.bundle.node_plane import FOLDER
-from deploykit.job.checks import check_module, check_processes, is_secret, near_folder
+from deploykit.job.checks import check_launch, check_module, is_secret, near_folder
 from deploykit.job.decode import as_data
 from deploykit.job.model import (
     Bundle,
@@ -33,12 +33,23 @@ from deploykit.job.model import (
 )
 from deploykit.job.spelling import did_you_mean
 from deploykit.lib import paths
-from deploykit.lib.errors import UsageError
+from deploykit.lib.errors import DeploykitError, UsageError
 
 if TYPE_CHECKING:
+    from deploykit.backends.deployment import (
+        Billed,
+        Condition,
+        Deployment,
+        DeploymentPlan,
+        Package,
+        RegistrationPlan,
+        Scale,
+        ScalePlan,
+    )
     from deploykit.cost.estimate import Estimate
     from deploykit.lib.finding import Finding
     from deploykit.observe.metrics.points import Point
+    from deploykit.observe.trackers.contract import ModelVersion, Registration
 
 DEFAULT = "local"
 """The backend of a job file that has a section for none."""
@@ -80,6 +91,10 @@ class Serving(NamedTuple):
     """Requests underway at once, above which others are refused."""
     timeout: float
     """Seconds for a body to arrive, for a replica to become idle, and for the answer."""
+    max_batch_size: int
+    """Requests that a replica answers together; 1: each alone."""
+    batch_timeout: float
+    """Seconds that a request waits for others."""
     python: str
 
 
@@ -163,6 +178,20 @@ class Start(NamedTuple):
     """Keys of the job file that choose it, such as ``slurm.partition``; empty if already chosen."""
 
 
+class SettingRule(NamedTuple):
+    """A rule by which `check` judges a setting. Names of values of a job are in braces."""
+
+    id: str
+    path: str
+    """The key of the job file."""
+    verdict: str
+    """``refused``, ``runs differently``."""
+    reason: str
+    suggestion: str | None
+    """The nearest setting that works."""
+    source: str
+
+
 class RemoteFile(NamedTuple):
     """A file of a run that is not on this machine."""
 
@@ -174,8 +203,8 @@ class RemoteFile(NamedTuple):
     """Seconds since 1970."""
     address: str
     """Its location, such as ``s3://bucket/key`` or ``host:/path``."""
-    checksum: str = ""
-    """Its MD5 sum, where the target may know it."""
+    etag: str = ""
+    """The ETag that S3 gives its content."""
 
 
 class Capabilities(Backend, Protocol):
@@ -201,6 +230,9 @@ class Capabilities(Backend, Protocol):
         `absent` are the programs and modules that were not found. Queries the target if that takes
         a few seconds at most, and changes nothing there.
         """
+
+    def setting_rules(self) -> Iterator[SettingRule]:
+        """The rules by which `check` judges settings, for `deploykit explain`. Pure."""
 
     def examine(
         self, job: JobSpec, options: Any, *, saved: Path | None, save: Path | None
@@ -299,11 +331,14 @@ class Capabilities(Backend, Protocol):
         is no such job, UsageError if no target is known.
         """
 
-    def tasks(self, handle: Handle) -> int | None:
-        """The number of tasks of a run; None if it is not an array."""
+    def tasks(self, handle: Handle) -> Sequence[int] | None:
+        """The numbers of the tasks of a run, ascending; None if it is not an array."""
 
-    def task_status(self, handle: Handle) -> Sequence[Status]:
-        """The status of each task of a job array, in order; empty where the run is not one."""
+    def task_status(self, handle: Handle) -> Mapping[int, Status]:
+        """The status of each task of a job array by its number; empty where the run is not one."""
+
+    def choose_tasks(self, numbers: Sequence[int]) -> Mapping[str, str]:
+        """Keys of the backend's section with which only these tasks of an array run. Pure."""
 
     def await_end(self, handles: Sequence[Handle], timeout: float) -> None:
         """Return once a running job seems to have ended, after `timeout` seconds at the latest.
@@ -313,6 +348,9 @@ class Capabilities(Backend, Protocol):
 
     def metrics(self, handle: Handle) -> Iterator[Point]:
         """The last value of each metric that the service extracted from the log. Queries it."""
+
+    def pages(self, handle: Handle) -> Mapping[str, str]:
+        """Addresses of the job in the target's console, by name: ``console``, ``logs``. Pure."""
 
     def logs_elsewhere(self, handle: Handle) -> bool:
         """Whether the logs in the run folder are a copy that `logs` brings up to date."""
@@ -360,6 +398,109 @@ class Capabilities(Backend, Protocol):
     def serve(self, package: Path, serving: Serving) -> Sequence[str]:
         """The command line that serves a package until it receives SIGTERM. Starts nothing."""
 
+    # ------------------------------------------------------------ endpoints and batch jobs
+
+    def check_deployment(self, options: Any, package: Package | None = None) -> Iterator[Problem]:
+        """Yield every problem of serving a package that can be found offline. Pure."""
+
+    def plan_deployment(
+        self,
+        options: Any,
+        package: Package,
+        *,
+        name: str,
+        exists: bool = False,
+        earlier: Deployment | None = None,
+    ) -> DeploymentPlan:
+        """Render the requests that serve a package under `name`. Pure.
+
+        `exists` says that there is an endpoint of this name, and `earlier` what it serves, if
+        known. `check_deployment` must have found no errors.
+        """
+
+    def may_deploy(self, plan: DeploymentPlan, own: Collection[str] | None) -> None:
+        """Raise unless the plan's endpoint is free, or serves a configuration of `own`.
+
+        None: it may serve anything. SubmitRefused if it belongs to something else, TryAgain while
+        it changes.
+        """
+
+    def deploy(self, plan: DeploymentPlan, archive: Path, own: Collection[str] | None) -> None:
+        """Upload the archive, and send the requests of a plan that are not `later`.
+
+        What exists already stays as it is, so this can be repeated. `own` is as for `may_deploy`.
+        """
+
+    def deploy_later(self, deployment: Deployment) -> None:
+        """Send the requests that are `later`; the endpoint is in service."""
+
+    def conditions(self, deployments: Sequence[Deployment]) -> Sequence[Condition]:
+        """The condition of the endpoint or batch job of each deployment. Queries the target."""
+
+    def endpoint_logs(self, deployment: Deployment, *, follow: bool) -> Iterator[LogLine]:
+        """Lines of all instances, oldest first; with `follow`, also those that come."""
+
+    def invoke(  # noqa: PLR0913 - the parts of a request
+        self,
+        deployment: Deployment,
+        body: bytes,
+        *,
+        content_type: str,
+        accept: str,
+        variant: str = "",
+        timeout: float | None = None,
+    ) -> tuple[bytes, str]:
+        """The answer to one request, and its type.
+
+        `timeout` is how long to wait for an asynchronous answer; None: its address is returned.
+        """
+
+    def plan_scale(self, deployment: Deployment, wanted: Scale, seconds: int | None) -> ScalePlan:
+        """The machines after a change, and their cost in `seconds`, by default in a month. Offline.
+
+        Raises UsageError if the endpoint cannot be changed so.
+        """
+
+    def scale(self, deployment: Deployment, wanted: Scale) -> None:
+        """Change instances, limits of autoscaling or weights of the endpoint as it is.
+
+        `plan_scale` must have accepted the change.
+        """
+
+    def switch(self, earlier: Deployment, current: Deployment) -> None:
+        """Let the endpoint serve an earlier deployment again."""
+
+    def remove_deployment(self, deployments: Sequence[Deployment]) -> None:
+        """Delete an endpoint, with the configurations and models of all its deployments.
+
+        Ignores what is already gone. Stops a batch job, since it cannot be deleted.
+        """
+
+    def billed_endpoints(
+        self, deployments: Sequence[Deployment]
+    ) -> tuple[list[Billed], list[DeploykitError]]:
+        """All endpoints of deploykit, also of other machines, and their costs. Queries the target.
+
+        It is asked where these deployments are, and where the environment says. Also returns an
+        error, which names it, for each location that could not be asked.
+        """
+
+    # ------------------------------------------------------------ a registry of models
+
+    def plan_registration(
+        self, options: Any, package: Package, model: Registration
+    ) -> RegistrationPlan:
+        """Render the requests that register a package. Pure.
+
+        Raises JobFileError if the options do not say how the package could be served.
+        """
+
+    def register(self, plan: RegistrationPlan, archive: Path) -> ModelVersion:
+        """Send the requests for what does not exist, and the archive of the package first.
+
+        A version that has the package already only gets the approval.
+        """
+
     def transfer_price(self, size: int) -> str:
         """Describe the cost of downloading `size` bytes in one sentence. Offline."""
 
@@ -386,6 +527,8 @@ REQUESTED = {
     "enter": "shell",
     "files": "fetch",
     "serve": "deploy",
+    "plan_deployment": "endpoint",
+    "plan_registration": "register",
 }
 """Capabilities that users know, with the names that ``deploykit backends`` lists."""
 
@@ -397,18 +540,20 @@ def offers(engine: Backend, name: str) -> TypeGuard[Capabilities]:
     return hasattr(engine, name)
 
 
-def require(name: str, capability: str) -> Capabilities:
-    """Return the backend `name`, which must define the member `capability`.
+def require(name: str, capability: str, *others: str) -> Capabilities:
+    """Return the backend `name`, which must define the member `capability`, or one of `others`.
 
     Raises UsageError if it does not, with the backends that do.
     """
-    engine = find(name)
-    if offers(engine, capability):
-        return engine
-    others = (other for other in names() if offers(find(other), capability))
+    engine, members = find(name), (capability, *others)
+    if any(offers(engine, member) for member in members):
+        return cast(Capabilities, engine)
+    offering = (
+        other for other in names() if any(offers(find(other), member) for member in members)
+    )
     raise UsageError(
         f"backend {name} does not offer `{REQUESTED.get(capability, capability)}`",
-        hint=f"offered by: {', '.join(others) or 'no installed backend'}",
+        hint=f"backends that offer it: {', '.join(offering) or 'none'}",
     )
 
 
@@ -429,12 +574,12 @@ def find(name: str) -> Backend:
             except Exception as error:
                 raise UsageError(
                     f"backend {name} cannot be imported: {type(error).__name__}: {error}",
-                    hint=f"it is the module {point.value}; repair or uninstall its package",
+                    hint=f"repair or uninstall the package that contains {point.value}",
                 ) from error
     known = list(names())
     raise UsageError(
         f"unknown backend {name!r}",
-        hint=did_you_mean(name, known) or f"backends: {', '.join(known)}",
+        hint=did_you_mean(name, known) or f"available backends: {', '.join(known)}",
     )
 
 
@@ -462,6 +607,7 @@ def environment(  # noqa: PLR0913 - one keyword for each location of the contrac
         "DEPLOYKIT_RUN_DIR": folder,
         "DEPLOYKIT_OUTPUTS": json.dumps(job.outputs) if job.outputs else None,
         "DEPLOYKIT_ON_STALL": job.on_stall if job.on_stall != "dump" else None,
+        "DEPLOYKIT_RESTART_POLICY": json.dumps(vars(job.restarts)) if job.restarts else None,
         "DEPLOYKIT_LOG_LIMIT": str(job.log_limit) if job.log_limit != LOG_LIMIT else None,
         "DEPLOYKIT_PROFILE": job.profile or None,
         "DEPLOYKIT_DEBUG": "1" if job.debug else None,
@@ -498,6 +644,11 @@ def in_folder(job: JobSpec, backend: str, run: str, folder: Path) -> dict[str, s
         variables["DEPLOYKIT_CHECKPOINT_BUCKET"] = bucket
     if job.keep_checkpoints:
         variables["DEPLOYKIT_KEEP_CHECKPOINTS"] = str(job.keep_checkpoints)
+    if job.notify:
+        web = [one for one in job.notify.to if one.startswith(("http", "secret:"))]
+        if web or job.notify.command:
+            settings = {**as_data(job.notify), "to": web}
+            variables["DEPLOYKIT_NOTIFY"] = json.dumps(settings)
     return dict(sorted(variables.items()))
 
 
@@ -514,7 +665,7 @@ def staged(job: JobSpec) -> dict[str, InputChannel]:
 
 def staging_comments(job: JobSpec) -> list[str]:
     """For the plan's script: what is copied from where to which folder, a comment for each."""
-    local = "the first writable one of $SLURM_TMPDIR, /scratch, $TMPDIR and /tmp"
+    local = "the first writable folder among $SLURM_TMPDIR, /scratch, $TMPDIR and /tmp"
     lines = []
     for name, channel in staged(job).items():
         action, default = {
@@ -556,16 +707,16 @@ def check_addresses(job: JobSpec, unusable: str, instead: str) -> Iterator[Probl
             continue
         if name in channels:
             message = f"{location} cannot be copied to the nodes"
-            hint = "a folder or an s3:// prefix"
+            hint = "use a folder or an s3:// prefix"
         elif name in job.data and in_s3:
-            hint = f"to copy it to the nodes: {name}: {{path: {location}, stage: node}}"
+            hint = f"to copy it to the nodes, set {name}: {{path: {location}, stage: node}}"
         yield Problem(path, message, hint)
     for name, channel in job.data.items():
         if channel.stage_folder is not None and channel.stage is None:
-            yield Problem(f"data.{name}.stage_folder", "requires `stage`", "stage: node")
+            yield Problem(f"data.{name}.stage_folder", "requires `stage`", "add stage: node")
         if channel.stage in {"shard", "shared"} and job.resources.min_nodes is not None:
             message = f"`{channel.stage}` requires a fixed number of nodes"
-            yield Problem(f"data.{name}.stage", message, "stage: node")
+            yield Problem(f"data.{name}.stage", message, "use stage: node")
 
 
 def command(job: JobSpec, environment: Mapping[str, Any] | None = None) -> list[str]:
@@ -602,10 +753,10 @@ def check_checkpoint_bucket(job: JobSpec) -> Iterator[Problem]:
     if location is None:
         return
     if not location.removeprefix("s3://").partition("/")[0]:
-        yield Problem("checkpoints", f"{location} has no bucket name", "s3://BUCKET/PREFIX")
+        yield Problem("checkpoints", f"{location} has no bucket name", "use s3://BUCKET/PREFIX")
     if job.resources.min_nodes is not None:
-        message = "cannot be in a bucket if the number of nodes may change"
-        hint = f"a folder that all nodes share, or nodes: {job.resources.nodes}"
+        message = "cannot be in a bucket if the number of nodes can change"
+        hint = f"use a folder that all nodes share, or set nodes: {job.resources.nodes}"
         yield Problem("checkpoints", message, hint)
 
 
@@ -616,16 +767,17 @@ def check_ranks(job: JobSpec) -> Iterator[Problem]:
     """
     ranks, gpus = job.resources.processes, job.resources.gpus_per_node
     if job.retries and job.entrypoint.launcher == "python":
-        message = "requires torchrun, and `launcher: python` starts the script without it"
-        hint = "remove it; on Slurm, slurm.restarts.error restarts the job"
+        message = "requires torchrun, but `launcher: python` starts the script without it"
+        hint = "remove it; on Slurm, use slurm.restarts.error to restart the job"
         yield Problem("retries", message, hint)
     if 0 < gpus < ranks:
-        message = f"{ranks} ranks on each node would share its {gpus} GPU(s); NCCL refuses that"
+        message = f"{ranks} ranks per node would share {gpus} GPU(s), which NCCL does not support"
         path = "resources.processes_per_node"
-        yield Problem(path, message, f"processes_per_node: {gpus}", severity="warning")
+        yield Problem(path, message, f"set processes_per_node: {gpus}", severity="warning")
     if (job.profile or "").startswith("nsys:") and not gpus:
-        message = "nsys can record single steps only with CUDA, and the job requests no GPU"
-        yield Problem("profile", message, "nsys, to profile the whole run", severity="warning")
+        message = "nsys can profile selected steps only with CUDA, but the job requests no GPU"
+        hint = "use nsys without steps to profile the whole run"
+        yield Problem("profile", message, hint, severity="warning")
 
 
 def missing_data(job: JobSpec) -> Iterator[Problem]:
@@ -638,11 +790,12 @@ def missing_data(job: JobSpec) -> Iterator[Problem]:
 
 
 def check_program(job: JobSpec, python: Path | None = None) -> Iterator[Problem]:
-    """Whether the job's module can be found, and warnings about a script that starts processes.
+    """Whether the job's module can be found, and warnings about a script that starts processes, or
+    of which each rank would do all the work.
 
     `python` runs the job, where it is on this machine.
     """
-    yield from check_processes(job)
+    yield from check_launch(job)
     if job.entrypoint.module is not None:
         yield from check_module(job, python)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,9 +62,7 @@ def download(
 
 def _buckets(handle: Handle, prefix: str) -> Iterator[tuple[str, CheckpointBucket]]:
     """The run's bucket; for a job array that of each task, with the beginning of its names."""
-    node_plane = str(paths.shipped("entrypoints"))
-    if node_plane not in sys.path:
-        sys.path.append(node_plane)
+    paths.add_node_plane()
     from deploykit_node.restart.checkpoint_bucket import CheckpointBucket
 
     tasks = [path.name for path in Path(handle.folder, "tasks").glob("[0-9]*")]
@@ -90,4 +87,4 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except BucketError as error:
-        raise TryAgain(str(error), hint="check the bucket and your permissions there") from error
+        raise TryAgain(str(error), hint="check the bucket and your permissions") from error

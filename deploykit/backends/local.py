@@ -71,7 +71,7 @@ class Options:
     ] = None
     price: Annotated[
         str | None,
-        Help("Price of this machine per hour, if it is rented. Default: nothing.", "2.50 USD"),
+        Help("Hourly price of this machine, if it is rented. Default: no charge.", "2.50 USD"),
         MONEY,
     ] = None
 
@@ -81,7 +81,7 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     yield from backend.check_addresses(
         job,
         "{location} is not a folder on this machine",
-        "set a folder, for example with --set {path}=FOLDER",
+        "use a folder, for example with --set {path}=FOLDER",
     )
     yield from backend.check_checkpoint_bucket(job)
     python: str | None = _python(options)
@@ -108,7 +108,7 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     yield from backend.check_ranks(job)
     wants_nsys = (job.profile or "").startswith("nsys") and job.environment is None
     if wants_nsys and shutil.which("nsys", path=job.env.get("PATH")) is None:
-        hint = "install Nsight Systems, or use torch:20:25, PyTorch's own profiler"
+        hint = "install Nsight Systems, or use PyTorch's profiler: torch:20:25"
         yield Problem("profile", "nsys is not on PATH", hint)
     yield from _check_machine(job)
     for name in ("cpus_per_node", "memory"):
@@ -119,7 +119,7 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
 
 def _check_python(text: str) -> Iterator[Problem]:
     """Whether the trainer's Python is a program."""
-    python, hint = Path(text), "the path that `command -v python3` prints"
+    python, hint = Path(text), "use the path that `command -v python3` prints"
     if shutil.which(text) and (python.is_absolute() or len(python.parts) == 1):
         return
     if python.is_absolute():
@@ -127,8 +127,8 @@ def _check_python(text: str) -> Iterator[Problem]:
     elif text.startswith("~"):
         message = f"{text}: the home folder of {python.parts[0]} was not found"
     elif len(python.parts) > 1:
-        message = f"{python} is relative, and the job starts in a copy of the source"
-        hint = f"an absolute path, such as {Path.cwd() / python}"
+        message = f"{python} is a relative path, but the job starts in a copy of the source"
+        hint = f"use an absolute path such as {Path.cwd() / python}"
     else:
         message = f"{text} is not on PATH"
     yield Problem("local.python", message, hint)
@@ -139,18 +139,18 @@ def _check_machine(job: JobSpec) -> Iterator[Problem]:
     nodes, gpus = job.resources.nodes, job.resources.gpus_per_node
     available = machine.gpus(machine.visible(job.env)) if gpus else 0
     if gpus and available == 0:
-        message = "this machine has no usable GPU: the ranks run without one"
-        hint = "gpus_per_node: 0 with processes_per_node, to train on the CPU"
+        message = "this machine has no usable GPU, so the ranks run on the CPU"
+        hint = "to train on the CPU, set gpus_per_node: 0 and processes_per_node"
         yield Problem("resources.gpus_per_node", message, hint, severity="warning")
     elif available is not None and nodes * gpus > available:
         each = f"{gpus} on each of {nodes} emulated nodes" if nodes > 1 else str(gpus)
-        message = f"this machine has {available} GPUs that the job can use, and it requests {each}"
+        message = f"the job requests {each} GPUs, but only {available} are usable on this machine"
         if gpus <= available:
-            hint = f"nodes: {available // gpus}"
+            hint = f"set nodes: {available // gpus}"
             yield Problem("resources.nodes", message, hint, severity="warning")
             return
         too_many = (job.resources.processes_per_node or 0) > available
-        hint = f"gpus_per_node: {available}" + f", processes_per_node: {available}" * too_many
+        hint = f"set gpus_per_node: {available}" + f", processes_per_node: {available}" * too_many
         yield Problem("resources.gpus_per_node", message, hint)
     ranks, cores = job.resources.world_size, machine.cpus()
     if not gpus and ranks > _RANKS_PER_CORE * cores:
@@ -327,6 +327,8 @@ def serve(package: Path, serving: Serving) -> Sequence[str]:
         "max-body": serving.max_body,
         "concurrency": serving.concurrency,
         "timeout": serving.timeout,
+        "max-batch-size": serving.max_batch_size,
+        "batch-timeout": serving.batch_timeout,
     }
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     program = paths.shipped("entrypoints") / "serve.py"
@@ -382,15 +384,17 @@ def _status(handle: Handle) -> Status:
     folder = Path(handle.folder)
     cancelled = (folder / "cancelled").exists()
     if handle.target != os.uname().nodename and not (folder / "exit_records").exists():
-        reason = f"it was started on {handle.target}; run this command there"
+        reason = f"the run was started on {handle.target}; run this command there"
         return Status(State.UNKNOWN, "", reason)
     if _alive(folder):
         reason = "" if cancelled else stacks.stall_reason(folder) or exit_records.staging(folder)
+        reason = reason or ("" if cancelled else exit_records.restarting(folder))
         return Status(State.STOPPING if cancelled else State.RUNNING, "alive", reason)
     if cancelled:
         return Status(State.CANCELLED, "ended", "cancelled by `deploykit cancel`")
     if (folder / "timed-out").exists():
-        reason = "stopped at its time limit; raise resources.time_limit"
+        instead = stacks.stall_reason(folder, ended=True) or "raise resources.time_limit"
+        reason = f"stopped at its time limit; {instead}"
         return Status(State.FAILED, "timed out", reason, 124)
     for first in exit_records.read(folder):
         state = State.SUCCEEDED if first.exit_code == 0 else State.FAILED
@@ -408,7 +412,7 @@ def _without_record(folder: Path) -> Status:
         log = logfiles.end(folder / "logs/job.log").strip()
     except OSError as error:
         log = f"{folder}/logs/job.log cannot be read: {error.strerror}"
-    reason = log.splitlines()[-1] if log else "killed, or the machine restarted"
+    reason = log.splitlines()[-1] if log else "it was killed, or the machine restarted"
     return Status(State.FAILED, "vanished", f"exited without recording a status: {reason}")
 
 

@@ -57,7 +57,8 @@ def rank_process(processes: list[RankProcess], run: str, rank: int) -> RankProce
     known = {one.rank: one for one in require_processes(processes, run)}
     if rank not in known:
         raise TryAgain(
-            f"rank {rank} of {run} is not running", hint=f"running: {stacks.label(list(known))}"
+            f"rank {rank} of {run} is not running",
+            hint=f"still running: {stacks.label(list(known))}",
         )
     return known[rank]
 
@@ -66,7 +67,7 @@ def require_processes(processes: list[RankProcess], run: str) -> list[RankProces
     """Return the processes. Raises TryAgain if there are none."""
     if not processes:
         raise TryAgain(
-            f"no rank of {run} is running: none has started yet, or all have ended",
-            hint=f"`deploykit logs {run}` shows how far it is",
+            f"no rank of {run} is running; none has started yet, or all have ended",
+            hint=f"run `deploykit logs {run}` to see its progress",
         )
     return processes

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import tarfile
-import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -81,8 +80,7 @@ def _too_large(entries: list[Entry], limit: int) -> Iterator[Problem]:
     yield Problem(
         "max_bundle",
         f"the source folder is {units.size(total)}, larger than the limit of {units.size(limit)}",
-        f"add files that the job does not need to .deploykitignore, or raise max_bundle; "
-        f"largest: {listing}",
+        f"list unneeded files in .deploykitignore, or raise max_bundle; largest: {listing}",
     )
 
 
@@ -95,8 +93,8 @@ def store(bundle: Bundle) -> Path:
     path = _path(bundle.hash)
     if _checked.get(path) != _stat(path) and not holds(path, bundle.hash):
         folder = paths.private_folder(paths.bundles())
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            _pack(bundle, Path(scratch, "archive")).replace(path)
+        with paths.scratch(folder) as scratch:
+            _pack(bundle, scratch / "archive").replace(path)
     _checked[path] = _stat(path)
     return path
 
@@ -156,7 +154,7 @@ def unpack(archive: Path, target: Path) -> None:
     code, _, complaint = shell.run(argv, timeout=_UNPACK_TIMEOUT)
     if code:
         raise CannotWrite(
-            f"{archive} cannot be unpacked into {target}: {complaint.strip()}",
+            f"cannot unpack {archive} into {target}: {complaint.strip()}",
             hint=paths.HINT,
         )
 

@@ -163,8 +163,8 @@ def _left_out(key: str, withheld: list[str]) -> Problem:
     more = f" and {len(withheld) - _SHOWN} more" if len(withheld) > _SHOWN else ""
     return Problem(
         key,
-        f"left out, because the name suggests a secret: {', '.join(withheld[:_SHOWN])}{more}",
-        f"to include it, add !{withheld[0]} to .deploykitignore in the folder of the data",
+        f"files left out because their names suggest secrets: {', '.join(withheld[:_SHOWN])}{more}",
+        f"to include it, add !{withheld[0]} to .deploykitignore in the data folder",
         severity="warning",
     )
 
@@ -181,7 +181,7 @@ def _unusable(channel: str, source: Path, files: list[_Stat]) -> Iterator[Proble
         if why := paths.not_text(path):
             yield Problem(key, why, "rename the file")
         elif len(path.encode()) > _LONGEST_PATH:
-            yield _problem(key, path, "has a path that is too long for S3")
+            yield _problem(key, path, "exceeds the maximum length of an S3 key")
 
 
 def _checked(top: Path, files: list[_Stat], known: Mapping[str, list[Any]]) -> Iterator[DataFile]:
@@ -219,8 +219,8 @@ def is_unchanged(top: Path, file: DataFile) -> bool:
 def changed(path: Path | str) -> TryAgain:
     """The error for data that changed while a job was prepared or sent."""
     return TryAgain(
-        f"{path} changed while the data was read or uploaded",
-        hint="submit again once nothing writes to the folder of the data",
+        f"{path} changed while the data was being read or uploaded",
+        hint="submit again when no program is writing to the data folder",
     )
 
 

@@ -99,7 +99,9 @@ def patch(bundle: Bundle) -> Patch:
             timeout=_GIT_TIMEOUT,
         )
         if code:
-            raise DeploykitError(f"git {argv[0]}: {err.strip().splitlines()[-1:] or code}")
+            raise DeploykitError(
+                f"git {argv[0]}: {(err.strip().splitlines() or [f'exit code {code}'])[-1]}"
+            )
         return out
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -113,14 +115,14 @@ def patch(bundle: Bundle) -> Patch:
         committed = {os.fsdecode(path) for path in listing.split(b"\0")[:-1]}
         new = sum(entry.size for entry in bundled if entry.path not in committed)
         if new > _MAX_CHANGED:
-            raise DeploykitError(f"more than {_MAX_CHANGED >> 20} MiB of files are new")
+            raise DeploykitError(f"the new files exceed {_MAX_CHANGED >> 20} MiB")
         update = ("update-index", "-z", "--add", "--replace", "--stdin")
         git("read-tree", revision)
         git("update-index", "-z", "--force-remove", "--stdin", files=_gone(bundle, committed))
         git(*update, files=(entry.path for entry in bundled))
         text = git(*_DIFF, revision)
     if len(text) > _MAX_CHANGED:
-        raise DeploykitError(f"the changes are more than {_MAX_CHANGED >> 20} MiB")
+        raise DeploykitError(f"the changes exceed {_MAX_CHANGED >> 20} MiB")
     return _without_keys(text)
 
 

@@ -213,20 +213,20 @@ def check(job: JobSpec, sections: Mapping[str, Any]) -> Iterator[Problem]:
             yield _warning(
                 f"env.{name}",
                 reason,
-                f"write secret:env:{name} and set {name} where you submit, or use a store: "
-                "secret:file:PATH, secret:ssm:NAME, secret:secretsmanager:NAME",
+                f"use secret:env:{name} and set {name} where you submit, or use "
+                "secret:file:PATH, secret:ssm:NAME or secret:secretsmanager:NAME",
             )
     texts = [*_texts(dataclasses.replace(job, env={}), "")]
     for section, options in sections.items():
         texts += _texts(options, section)
     for path, text in texts:
         if reason := _in_text(text):
-            hint = "pass it as a variable of `env`, such as TOKEN: secret:env:TOKEN"
+            hint = "pass it as a variable in `env`, such as TOKEN: secret:env:TOKEN"
             yield _warning(path, reason, hint)
 
 
 def _warning(path: str, reason: str, hint: str) -> Problem:
-    message = f"{reason}; it would appear in the plan as plain text"
+    message = f"{reason}; it would appear in the plan in plain text"
     return Problem(path, message, hint, severity="warning")
 
 
@@ -238,7 +238,7 @@ def _in_variable(name: str, value: str) -> str | None:
     is_likely = re.search(_LIKELY_VARIABLE, name) and re.fullmatch(_SINGLE_WORD, value)
     is_random = re.search(_POSSIBLE_VARIABLE, name) and re.fullmatch(_RANDOM_WORD, value)
     if re.search(_CERTAIN_VARIABLE, name) or is_likely or is_random:
-        return "looks like a secret by its name"
+        return "has a name that suggests a secret"
     return None
 
 
@@ -246,7 +246,7 @@ def _in_text(text: str) -> str | None:
     if secrets := find(io.BytesIO(text.encode(errors="replace"))):
         return f"looks like {secrets[0].kind}"
     has_password = "://" in text and re.search(_LOGIN_IN_URL, text)
-    return "contains an address with a password" if has_password else None
+    return "contains a URL with a password" if has_password else None
 
 
 def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
@@ -276,8 +276,8 @@ def warnings(secrets: Mapping[str, list[Secret]], left_out: Sequence[str]) -> It
         ]
         yield Problem(
             "source",
-            f"left out, because they contain private keys: {', '.join(lines)}",
-            "to include one, add it with a leading ! to .deploykitignore",
+            f"files left out because they contain private keys: {', '.join(lines)}",
+            "to include a file, add !PATH to .deploykitignore",
             severity="warning",
         )
     paths = [path for path in secrets if path not in left_out]
@@ -287,7 +287,7 @@ def warnings(secrets: Mapping[str, list[Secret]], left_out: Sequence[str]) -> It
             yield Problem(
                 "source",
                 f"{path}, {_lines(lines_of_kind)}: looks like {kind}",
-                "remove it and pass it as a `secret:` of `env`; "
+                "pass it as a `secret:` in `env` instead; "
                 f"if it is not a secret, add !/{path} to .deploykitignore",
                 severity="warning",
             )

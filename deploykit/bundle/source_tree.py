@@ -49,6 +49,9 @@ FETCHED = ".deploykit-fetched.json"
 _OURS = frozenset({FETCHED, "runs.sqlite"})
 """What a folder of results that were fetched, or a state folder, contains."""
 _LEFT_WHOLE = _ENVIRONMENT | _OURS
+_PACKAGE = frozenset({"manifest.json", "code"})
+"""What a package of `deploykit export` contains, whose manifest names deploykit."""
+_MAX_MANIFEST = 16 << 20
 _MAX_IGNORE_FILE = 1 << 20
 """Bytes."""
 _OUR_PAGE = b'<meta name="generator" content="deploykit">'
@@ -225,8 +228,8 @@ def rules_of(source: Path) -> IgnoreRules:
     """
     what = {"/": "the whole file system", os.path.expanduser("~"): "your whole home folder"}  # noqa: PTH111 - pathlib's raises for an unknown user
     if everything := what.get(str(source.resolve())):
-        hint = "go to the folder of your script first, or set `source`"
-        problem = Problem("source", f"is {everything}, and all of it would be sent", hint)
+        hint = "change to the folder of your script first, or set `source`"
+        problem = Problem("source", f"is {everything}, all of which would be sent", hint)
         raise JobFileError(f"the source folder {source}", [problem])
     try:
         return IgnoreRules(source)
@@ -254,7 +257,7 @@ def walk(source: Path, rules: IgnoreRules, problems: list[Problem]) -> Iterator[
         names = {item.name for item in items} if folder and not rules.wanted(folder) else set()
         if not _ENVIRONMENT.isdisjoint(names):
             problems.append(_environment_warning(source, folder))
-        if not _LEFT_WHOLE.isdisjoint(names):
+        if not _LEFT_WHOLE.isdisjoint(names) or _is_package(source / folder, names):
             continue
         for item in items:
             path = f"{folder}{item.name}"
@@ -304,6 +307,13 @@ def opened(source: Path, entry: Entry) -> IO[bytes]:
         raise changed(entry.path) from error
 
 
+def _is_package(folder: Path, names: set[str]) -> bool:
+    """Whether a folder, with these names in it, is a package of `deploykit export`."""
+    if not names >= _PACKAGE:
+        return False
+    return b'"deploykit": ' in (paths.read_below(folder, "manifest.json", _MAX_MANIFEST) or b"")
+
+
 def _is_report(source: Path, entry: Entry) -> bool:
     """Whether a file is a page that deploykit has written."""
     if entry.target is not None or not entry.path.endswith(".html"):
@@ -324,9 +334,9 @@ def is_lfs_pointer(file: IO[bytes], entry: Entry) -> bool:
 def lfs_warning(pointers: list[str]) -> Problem:
     """The warning about files that hold no content."""
     more = f" and {len(pointers) - 1} more" if len(pointers) > 1 else ""
-    are = "are pointers" if more else "is a pointer"
-    message = f"{pointers[0]}{more} {are} of Git LFS, without the content"
-    hint = "`git lfs pull` downloads it; or list them in .deploykitignore"
+    are = "are Git LFS pointers" if more else "is a Git LFS pointer"
+    message = f"{pointers[0]}{more} {are} without content"
+    hint = "run `git lfs pull`, or list them in .deploykitignore"
     return Problem("source", message, hint, severity="warning")
 
 
@@ -340,7 +350,7 @@ def changed(path: str) -> TryAgain:
 
 def _file(item: os.DirEntry[str], path: str) -> Entry | Problem:
     if not item.is_file(follow_symlinks=False):
-        return _problem(path, "is neither a file, a folder nor a link")
+        return _problem(path, "is not a file, folder or link")
     if not os.access(item.path, os.R_OK):
         return _problem(path, "cannot be read")
     try:
@@ -358,7 +368,7 @@ def _link(item: os.DirEntry[str], path: str, top: str) -> Entry | Problem:
         raise changed(path) from error
     end = os.path.realpath(os.path.join(os.path.dirname(item.path), target))  # noqa: PTH118, PTH120 - Path.resolve() raises on a loop of links
     if target.startswith("/") or os.path.commonpath([end, top]) != top:
-        return _problem(path, f"is a link to {target}, outside the source folder")
+        return _problem(path, f"is a link to {target}, which is outside the source folder")
     return Entry(path, 0o777, target=target)
 
 

@@ -1,6 +1,6 @@
-"""Recommend a parallel strategy: the memory and time of each per GPU, and why.
+"""Recommend a parallel strategy, and show the memory and step time of each.
 
-Computed, not measured: needs no GPU here.
+The numbers are computed, not measured, so no GPU is needed.
 
 deploykit advise --gpu h100 --gpus-per-node 8 --parameters 7B
 """
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         name = field.name.replace("_", "-")
         parser.add_argument(f"--{name}", metavar=_metavar(kind, metadata), help=f"{text}{usual}")
     parser.add_argument(
-        "--write", type=Path, metavar="FILE", help="write the recommended job file here"
+        "--write", type=Path, metavar="FILE", help="write the recommended job file to this path"
     )
     parser.add_argument("--list", action="store_true", help="list the known GPUs")
 
@@ -95,8 +95,8 @@ def _write(path: Path, advice: Advice) -> None:
     """Write the recommended job file; an existing file is kept."""
     if advice.best is None:
         raise UsageError(
-            "no strategy of the reference trainer fits, so there is no job file to write",
-            hint="run without --write",
+            "no strategy of the reference trainer fits, so no job file was written",
+            hint="run without --write to see all strategies",
         )
     text = report.job_file(advice.model, advice.training, advice.cluster, advice.best.config)
     paths.create(path, text)

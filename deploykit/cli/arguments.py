@@ -1,4 +1,4 @@
-"""Arguments that several verbs have: a verb names them in `SHARED`; and the types of values."""
+"""Arguments that several verbs share, and the types of their values."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from deploykit.job.decode import DURATION
 from deploykit.job.file import Option
 
 _RESOURCES = (
-    ("nodes", "N", "number of nodes; 2:4 for at least 2 and at most 4"),
-    ("processes-per-node", "N", "ranks on each node"),
-    ("gpus-per-node", "N", "GPUs on each node"),
+    ("nodes", "N", "number of nodes, or a range such as 2:4"),
+    ("processes-per-node", "N", "ranks per node"),
+    ("gpus-per-node", "N", "GPUs per node"),
     ("time-limit", "TIME", "time limit, such as 30m or 1h30m"),
 )
 """Options for keys of `resources`."""
@@ -24,14 +24,14 @@ _RESOURCES = (
 def count(text: str) -> int:
     """A whole number of at least 1. Raises ArgumentTypeError."""
     if not (text.isascii() and text.isdecimal() and len(text) <= len(str(10**18)) and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
     return int(text)
 
 
 def rank(text: str) -> int:
     """The number of a rank. Raises ArgumentTypeError."""
     if not (text.isascii() and text.isdecimal() and len(text) <= len(str(10**9))):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a rank, such as 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rank number such as 0")
     return int(text)
 
 
@@ -40,7 +40,7 @@ def seconds(text: str) -> float:
     try:
         number = float(text) if text.replace(".", "", 1).isdecimal() else DURATION.parse(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90s or 30m") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration such as 90s or 30m") from None
     return float(number)
 
 
@@ -51,7 +51,7 @@ def _job(parser: ArgumentParser) -> None:
         type=Path,
         default=Path("job.yaml"),
         metavar="FILE|SCRIPT",
-        help="job file, YAML or TOML, or a Python script (default: job.yaml)",
+        help="job file (YAML or TOML) or Python script (default: job.yaml)",
     )
     parser.add_argument(
         *("-m", "--module"),
@@ -60,7 +60,7 @@ def _job(parser: ArgumentParser) -> None:
         default=[],
         type=lambda module: Option("-m", f"entrypoint={json.dumps({'module': module})}"),
         metavar="MODULE",
-        help="run this module, as `python -m` does, in place of the job file's script",
+        help="run this module, as `python -m` does, instead of the job file's script",
     )
     _set(parser)
     for name, metavar, text in _RESOURCES:
@@ -86,7 +86,7 @@ def _set(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="override a key, e.g. resources.nodes=2 or entrypoint.args='[--lr, 0.1]'",
+        help="override a key, such as resources.nodes=2 or entrypoint.args='[--lr, 0.1]'",
     )
 
 
@@ -94,13 +94,14 @@ def _backend(parser: ArgumentParser) -> None:
     parser.add_argument(
         *("-b", "--backend"),
         metavar="BACKEND",
-        help="local, slurm, sagemaker, or another one that `deploykit backends` lists (default: "
-        "`backend` of the job file, else DEPLOYKIT_BACKEND, else the config file's, else local)",
+        help="local, slurm, sagemaker, or another backend that `deploykit backends` lists "
+        "(default: from the job file, DEPLOYKIT_BACKEND or the config file, in that order, "
+        "else local)",
     )
 
 
 def _only_backend(parser: ArgumentParser) -> None:
-    text = "only for this backend (default: those of the job file, else the default backend)"
+    text = "use only this backend (default: each backend in the job file, else the default backend)"
     parser.add_argument(*("-b", "--backend"), metavar="BACKEND", help=text)
 
 
@@ -110,7 +111,7 @@ def _backends(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="BACKEND",
-        help="check for this backend (repeatable; default: those of the job file)",
+        help="backend to check the job for (repeatable; default: each backend in the job file)",
     )
 
 
@@ -128,21 +129,21 @@ def _again(parser: ArgumentParser) -> None:
 
 
 def _sending(parser: ArgumentParser) -> None:
-    parser.add_argument("--dry-run", action="store_true", help="print what would be sent")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be sent, and exit")
     parser.add_argument(
         *("-w", "--wait"),
         action="store_true",
-        help="follow the logs, and exit with the exit code of the run",
+        help="follow the logs, and exit with the run's exit code",
     )
 
 
 def _runs(parser: ArgumentParser, nargs: str, more: str) -> None:
-    text = f"run id, or its unique beginning or end{more}"
+    text = f"run id, or a unique prefix or suffix{more}"
     parser.add_argument("run", nargs=nargs, metavar="RUN", help=text)
 
 
 def _exact_runs(parser: ArgumentParser) -> None:
-    text = "run id, or its unique beginning (4 characters or more)"
+    text = "run id, or a unique prefix of at least 4 characters"
     parser.add_argument("run", nargs="+", metavar="RUN", help=text)
 
 
@@ -152,7 +153,7 @@ def _metric(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATTERN",
-        help="only metrics with this name; * matches any text (repeatable)",
+        help="show only metrics with this name; * matches any text (repeatable)",
     )
 
 
@@ -162,13 +163,27 @@ def _rank(parser: ArgumentParser) -> None:
         type=rank,
         default=0,
         metavar="N",
-        help="the rank whose node and environment to use (default: 0)",
+        help="rank whose node and environment are used (default: 0)",
     )
 
 
 def _limit(parser: ArgumentParser) -> None:
     parser.add_argument(
-        *("-n", "--limit"), type=count, default=20, metavar="N", help="at most N (default: 20)"
+        *("-n", "--limit"), type=count, default=20, metavar="N", help="show at most N (default: 20)"
+    )
+
+
+def _query(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        *("-q", "--query"),
+        metavar="EXPR",
+        help="print the part of the JSON that this JMESPath selects, such as [0].run; strings are "
+        "printed without quotes, one per line",
+    )
+    parser.add_argument(
+        "--format",
+        metavar="TEXT",
+        help="print one line per record in this format, such as '{run} {state:>9}'",
     )
 
 
@@ -188,6 +203,7 @@ _ADD: dict[str, Callable[[ArgumentParser], None]] = {
     "limit": _limit,
     "metric": _metric,
     "rank": _rank,
+    "query": _query,
 }
 """What declares each, by its name in a verb's `SHARED`."""
 

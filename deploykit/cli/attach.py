@@ -1,4 +1,4 @@
-"""Track a run that was submitted on another machine, by its run id alone.
+"""Track a run that was submitted on another machine, given only its run id.
 
 `status`, `logs`, `wait` and `cancel` then work with it on this machine too.
 
@@ -23,7 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target",
         metavar="TARGET",
-        help="where the job runs, such as a region (default: from the environment, as AWS_REGION)",
+        help="where the job runs, such as a region (default: from the environment, such as "
+        "AWS_REGION)",
     )
 
 

@@ -1,10 +1,10 @@
-"""List the backends, what each offers, and what is missing here to use it.
+"""List the backends, what each offers, and what this machine lacks to use it.
 
-Checks (for a few seconds) whether Slurm and AWS would accept a job from this machine, and how to
-install what is missing. Changes nothing.
+Takes a few seconds to test whether Slurm and AWS would accept a job from this machine, and shows
+how to install missing programs. Changes nothing.
 
-With `slurm --probe`: query this Slurm cluster's partitions, nodes and limits, and save them as a
-site profile, which `check` uses on machines without Slurm (`slurm.site` in the job file).
+With `slurm --probe`, queries the cluster's partitions, nodes and limits, and saves them as a site
+profile. With `slurm.site` in the job file, `check` uses the profile on machines without Slurm.
 
 deploykit backends
 deploykit backends slurm --probe --target login.example.org
@@ -23,9 +23,9 @@ from deploykit.lib.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("backend", nargs="?", metavar="BACKEND", help="only this one")
+    parser.add_argument("backend", nargs="?", metavar="BACKEND", help="show only this backend")
     parser.add_argument(
-        "--probe", action="store_true", help="query the target of the backend, and save its profile"
+        "--probe", action="store_true", help="query the backend's target, and save its profile"
     )
     parser.add_argument(
         "--target", metavar="TARGET", help="the target to probe, such as a login node (over ssh)"
@@ -36,13 +36,13 @@ def run(args: argparse.Namespace) -> int:
     if args.probe:
         return _probe(args.backend, args.target, as_json=args.json)
     if args.target is not None:
-        raise UsageError("--target requires --probe", hint="deploykit backends B --probe")
+        raise UsageError("--target requires --probe", hint="deploykit backends BACKEND --probe")
     rows = [_describe(args.backend)] if args.backend else list(map(_row, backend.names()))
     if args.json:
         output.emit(rows)
         return 0
     output.table(
-        ["backend", "usable here", "offers", "what it is"],
+        ["backend", "usable here", "offers", "description"],
         [[row["name"], row["here"], ", ".join(row["offers"]), row["summary"]] for row in rows],
     )
     output.note(*(f"{row['name']}: {how}" for row in rows for how in row["how"]))
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 def _probe(name: str | None, target: str | None, *, as_json: bool) -> int:
     """Query the target of a backend and keep its profile."""
     if name is None:
-        raise UsageError("--probe requires a backend", hint="deploykit backends B --probe")
+        raise UsageError("--probe requires a backend", hint="deploykit backends BACKEND --probe")
     profile = backend.require(name, "probe").probe(target)
     if as_json:
         output.emit({"profile": str(profile.path), **profile.facts})

@@ -1,6 +1,7 @@
 """Stop runs. Runs that have already ended are not changed.
 
-Ranks get SIGTERM and time to save, except on SageMaker, whose launchers do not forward signals.
+Ranks receive SIGTERM and can save a checkpoint, except on SageMaker, whose launchers do not forward
+signals.
 
 deploykit cancel exp-1 exp-2
 """

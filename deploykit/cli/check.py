@@ -1,6 +1,7 @@
 """Find every problem in a job file, without network, credentials or a cluster.
 
-Without --backend: for `backend` of the file and for each of its sections, else for the default.
+Without --backend, covers the file's `backend` and every backend with a section in it, else the
+default backend.
 
 deploykit check -b slurm -b sagemaker
 deploykit check exp.yaml --set resources.nodes=2 --strict

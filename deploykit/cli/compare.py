@@ -1,7 +1,7 @@
-"""Compare runs: differences in source, job and arguments, and the metrics, the best marked `*`.
+"""Compare the source, job, arguments and metrics of runs; `*` marks the best value.
 
-Identical settings are omitted, and so are Python packages of the same version. For a loss, error or
-time the lowest value is best, for an accuracy or rate the highest; the name of the metric decides.
+Identical settings and package versions are omitted. For a loss, error or time, the lowest value is
+best; for an accuracy or rate, the highest. The name of the metric decides which.
 
 deploykit compare exp-1 exp-2
 deploykit compare exp-1 exp-2 exp-3 --name '*loss*'
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from deploykit.cli import describe, output
+from deploykit.cli.markdown import code, table
 from deploykit.lib import units
 from deploykit.lib.errors import UsageError
 from deploykit.run import registry
@@ -26,15 +27,18 @@ SHARED = ("metric",)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "run", nargs="+", metavar="RUN", help="run ids, or their unique beginnings or ends"
+        "run", nargs="+", metavar="RUN", help="run ids, or unique prefixes or suffixes"
     )
+    parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.markdown and args.json:
+        raise UsageError("--markdown and --json cannot be used together")
     rows = {row.run: row for row in registry.selected(args.run)}
     if len(rows) == 1:
         raise UsageError(
-            f"only one run is given: {next(iter(rows))}", hint="give two or more runs to compare"
+            f"only one run was given: {next(iter(rows))}", hint="name two or more runs to compare"
         )
     facts = [run_report.facts(row, args.name) for row in run_state.refresh(list(rows.values()))]
     compared = run_report.compare(facts)
@@ -42,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
         output.note(*(f"{one.row.run}: could not read {problem}" for problem in one.problems))
     if args.json:
         output.emit(data(compared))
+    elif args.markdown:
+        output.block(markdown_of(compared))
     else:
         _show(compared)
     return 0
@@ -55,14 +61,27 @@ def _show(compared: Comparison) -> None:
     if not compared.settings:
         output.note("source, job and arguments are identical")
     elif compared.same:
-        output.note(f"{units.plural(compared.same, 'other setting')} identical")
+        output.note(f"{units.plural(compared.same, 'identical setting')} not shown")
     if not any(row.values for row in compared.metrics):
-        output.note("no metrics were found in the files and the logs of these runs")
+        output.note("no metrics found in the files or logs of these runs")
 
 
 def _cells(lines: Iterable[Line]) -> Iterator[Sequence[str]]:
     for name, texts, best in lines:
         yield [name, *(f"{text} *" if at in best else text for at, text in enumerate(texts))]
+
+
+def markdown_of(one: Comparison) -> str:
+    """The table of `compare`, the best values in bold."""
+    headings = ["", *(code(facts.row.run) for facts in one.facts)]
+    lines = [*ends(one), *settings(one), *packages(one)]
+    lines += list(metrics(one))
+    rows = [
+        [code(name), *(f"**{code(it)}**" if at in best else code(it) for at, it in enumerate(them))]
+        for name, them, best in lines
+    ]
+    same = f"{units.plural(one.same, 'identical setting')} not shown." if one.same else ""
+    return "\n\n".join(filter(None, [table(headings, rows), same])) + "\n"
 
 
 UNKNOWN = "-"

@@ -1,4 +1,4 @@
-"""Print a completion script for your shell: verbs, options, run ids, backends, states.
+"""Print a shell completion script for commands, options, run ids, backends and states.
 
 bash: deploykit completion bash > ~/.local/share/bash-completion/completions/deploykit
 zsh:  deploykit completion zsh > ~/.zfunc/_deploykit   (a folder in your fpath)
@@ -29,7 +29,9 @@ _NEWEST = 1000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", nargs="?", choices=["bash", "zsh", "fish"], help="your shell")
     parser.add_argument(
-        "--list", choices=list(_LISTS), help="print a list of words, for the completion script"
+        "--list",
+        choices=list(_LISTS),
+        help="print a list of words, for use by the completion script",
     )
 
 
@@ -38,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         output.say(*filter(_SAFE.fullmatch, _LISTS[args.list]()))
         return 0
     if args.shell is None:
-        raise UsageError("which shell?", hint="deploykit completion bash, zsh or fish")
+        raise UsageError("SHELL is required", hint="choose bash, zsh or fish")
     parser = args.whole()
     for verb in _verbs(parser).values():
         for action in verb._actions:  # noqa: SLF001 - argparse has no public list of them

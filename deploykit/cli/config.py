@@ -1,11 +1,11 @@
-"""Show your defaults, and where each value comes from for the job in this folder.
+"""Show your default settings, and the source of each value for the job in this folder.
 
-A value is taken from the command line first, then from the job file, the environment, and the
-config file: $XDG_CONFIG_HOME/deploykit/config.toml, by default ~/.config/deploykit/config.toml.
-Edit that file yourself; --init writes one in which every setting is commented out.
+The command line takes precedence, then the job file, the environment, and the config file
+$XDG_CONFIG_HOME/deploykit/config.toml (by default ~/.config/deploykit/config.toml). --init writes a
+config file for you to edit, with every setting commented out.
 
-deploykit config --init                    write it, to fill in
-deploykit config --backend slurm           what a submit with this option would use
+deploykit config --init                    write a config file to edit
+deploykit config --backend slurm           show the settings of a submit with this option
 """
 
 from __future__ import annotations
@@ -25,9 +25,15 @@ SHARED = ("set", "backend")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "job", nargs="?", type=Path, metavar="FILE", help="job file (default: job.yaml, if any)"
+        "job",
+        nargs="?",
+        type=Path,
+        metavar="FILE",
+        help="job file (default: job.yaml, if it exists)",
     )
-    parser.add_argument("--init", action="store_true", help="write a config file to fill in")
+    parser.add_argument(
+        "--init", action="store_true", help="write a config file with every setting commented out"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -46,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         [[one.key, one.value or "-", _from(one)] for one in settings],
     )
     if not exists:
-        output.note(f"{path} does not exist; `deploykit config --init` writes one to fill in")
+        output.note(f"{path} does not exist; `deploykit config --init` creates it")
     return 0
 
 
@@ -68,8 +74,8 @@ def _init(path: Path, *, as_json: bool) -> int:
     try:
         paths.make_folder(path.parent)
     except OSError as error:
-        raise CannotWrite(f"cannot make {path.parent}: {error.strerror}") from error
-    paths.create(path, config.example(), "edit it", private=True)
+        raise CannotWrite(f"cannot create {path.parent}: {error.strerror}") from error
+    paths.create(path, config.example(), "edit the existing file", private=True)
     if as_json:
         output.emit({"path": str(path)})
     else:

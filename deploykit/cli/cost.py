@@ -1,8 +1,9 @@
-"""Estimate what a job costs on its backend, in the low, the likely and the worst case.
+"""Estimate what a job costs on its backend: low, likely and worst case.
 
-Without --backend: for `backend` of the file and for each of its sections, else for the default.
+Without --backend, covers the file's `backend` and every backend with a section in it, else the
+default backend.
 
-deploykit cost exp.yaml --explain               with each sum explained
+deploykit cost exp.yaml --explain               show how each amount is calculated
 deploykit cost --set resources.nodes=4 --json   for programs
 deploykit cost --refresh                        fetch current prices first
 """
@@ -14,17 +15,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from deploykit.backends import base as backend
-from deploykit.cli import output
+from deploykit.cli import describe, output
 from deploykit.cost import cap, money
 from deploykit.cost.estimate import CASES, Estimate
 from deploykit.job.file import JobFile, Option
-from deploykit.run import budgets, lifecycle
+from deploykit.run import lifecycle
 
 SHARED = ("job", "only_backend")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--explain", action="store_true", help="show how each sum is calculated")
+    parser.add_argument("--explain", action="store_true", help="show how each amount is calculated")
     parser.add_argument(
         "--refresh", action="store_true", help="fetch current prices from the provider first"
     )
@@ -53,7 +54,7 @@ def _cost(name: str, args: argparse.Namespace, *, heading: bool) -> dict[str, An
     others: Mapping[str, Estimate] = {}
     if backend.offers(engine, "refresh_prices"):
         others = engine.alternatives(file.job, options)
-    use = budgets.of(file.job.budget) if file.job.budget is not None else None
+    use = describe.budget(file.job.budget) if file.job.budget is not None else None
     if not args.json:
         if heading and not estimate.free:
             output.say(f"{name}:")
@@ -80,7 +81,7 @@ def _job(name: str, args: argparse.Namespace) -> JobFile:
 def _show(name: str, estimate: Estimate, others: Mapping[str, Estimate], *, explain: bool) -> None:
     """Print the cases, those of the same job bought in another way, and where prices come from."""
     if estimate.free:
-        output.say(f"{name}: nothing is billed: {estimate.free}")
+        output.say(f"{name}: nothing is billed ({estimate.free})")
         return
     for text in estimate.unknown:
         output.say(f"unknown: {text}")
@@ -103,6 +104,6 @@ def _show_cap(limit: money.Money, estimate: Estimate) -> None:
     if limit.currency != estimate.currency:
         output.say(f"max_cost is in {limit.currency}, but the prices are in {estimate.currency}")
     elif cap.exceeds(limit, estimate):
-        output.say(f"max_cost: the job may cost more than {limit}: `submit` would refuse it")
+        output.say(f"max_cost: the job could cost more than {limit}, so `submit` would refuse it")
     else:
         output.say(f"max_cost: the job cannot cost more than {limit}")

@@ -1,4 +1,4 @@
-"""A run in words: how far it is, what it has cost, and what its program wrote."""
+"""Describe a run: its progress, its cost, and the files that its program wrote."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deploykit.backends import base as backend
 from deploykit.cli import output
-from deploykit.cost import prices
-from deploykit.cost.prices import Spent
 from deploykit.job.model import State
 from deploykit.lib import quoting, shell, units
 from deploykit.observe import exit_records, logfiles
 from deploykit.run import budgets
+from deploykit.run.budgets import Use
 from deploykit.run.registry import Run, now
 
 if TYPE_CHECKING:
@@ -148,7 +146,7 @@ def _is_done(one: Progress) -> bool:
 
 def cost(run: Run, *, brief: bool = False) -> str:
     """What a run has cost, so far or in all; empty where nothing is billed or known."""
-    cost = _spent(run)
+    cost = run.spent()
     if cost is None:
         return ""
     shown = cost.total if brief else str(cost)
@@ -157,24 +155,16 @@ def cost(run: Run, *, brief: bool = False) -> str:
 
 def cost_data(run: Run) -> dict[str, Any] | None:
     """The same as data; None where nothing is billed or known."""
-    cost = _spent(run)
+    cost = run.spent()
     return None if cost is None else cost.data()
 
 
-def budget_lines() -> list[str]:
-    """What is left of each budget, a line each."""
-    return [str(use) for use in budgets.uses()]
+def budget(written: str) -> Use:
+    """The use of a budget as a job has it; asks about endpoints past their time."""
+    from deploykit.run import deployments  # 30 ms, for budgets only
 
-
-def _spent(run: Run) -> Spent | None:
-    """What a run has cost by the price in its folder."""
-    path = Path(run.folder, backend.PRICE)
-    return prices.spent(path, _billed(run)) if path.exists() else None
-
-
-def _billed(run: Run) -> float | None:
-    """Seconds that the target bills, so far or in all."""
-    return run.billed if State(run.state).final else run.seconds(now())
+    deployments.ask_overdue()
+    return budgets.of(written)
 
 
 _NAMED = 5

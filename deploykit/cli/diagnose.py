@@ -1,8 +1,8 @@
 """Find why a run failed, from the logs of all its ranks: the cause, the evidence and the fix.
 
-Without RUN or FILE: the newest run. Exits with 0 where the logs show no failure, with 79 for a
-cause, with 82 for a failure without a known cause, with 84 where the run has not ended and shows
-no failure so far, and with 66 where logs or dumps could not be read.
+Without RUN or FILE, the newest run is diagnosed. The exit code is 0 if the logs show no failure,
+79 if a cause was found, 82 for a failure without a known cause, 84 if the run has not ended and
+shows no failure so far, and 66 if logs or dumps could not be read.
 
 deploykit diagnose exp-1
 deploykit diagnose slurm-4242.out
@@ -12,7 +12,7 @@ deploykit diagnose torchrun-logs/
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from deploykit.cli import output
@@ -45,9 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what",
         nargs="*",
         metavar="RUN|FILE",
-        help="a run, or logs and dumps of PyTorch's flight recorder, or folders of them: plain, "
-        "gzip, UTF-16, or JSON records; - for standard input "
-        "(default: the newest run)",
+        help="a run; or log files, dumps of PyTorch's flight recorder, or folders of both: plain, "
+        "gzip, UTF-16 or JSON records; - reads standard input (default: the newest run)",
     )
     parser.add_argument(
         "--rules",
@@ -55,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=[],
         metavar="FILE",
-        help="additional rules, in TOML, applied before the built-in ones (repeatable)",
+        help="TOML file of rules that take precedence over the built-in ones (repeatable)",
     )
 
 
@@ -70,17 +69,19 @@ def run(args: argparse.Namespace) -> int:
         output.emit(run_diagnosis.summary(diagnosis))
     else:
         output.say(*run_diagnosis.report(diagnosis))
-        _point_to_guide(diagnosis.causes, args.what)
+        output.say(*_further_reading(diagnosis.causes, args.what))
     return _CODES[Ending(diagnosis.ending)]
 
 
-def _point_to_guide(causes: Sequence[Cause], what: Sequence[str]) -> None:
-    """Name the page about the most probable cause."""
-    guide = guides.BY_CAUSE.get(causes[0].rule.label) if causes else None
-    if guide is not None:
+def _further_reading(causes: Sequence[Cause], what: Sequence[str]) -> Iterator[str]:
+    """Name the pages about the most probable cause."""
+    label = causes[0].rule.label if causes else cause_rules.UNKNOWN
+    if label == cause_rules.UNKNOWN or label not in cause_rules.load().labels:
+        return
+    yield from ("", f"more on this cause: {shell.command('deploykit', 'explain', label)}")
+    if guide := guides.BY_CAUSE.get(label):
         words = [] if not what or _are_files(what) else what
-        command = shell.command("deploykit", "guide", guide, *words)
-        output.say("", f"step-by-step guide: {command}")
+        yield f"step-by-step guide: {shell.command('deploykit', 'guide', guide, *words)}"
 
 
 def _are_files(words: Sequence[str]) -> bool:

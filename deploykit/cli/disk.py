@@ -1,6 +1,6 @@
-"""Show the disk usage of the state folder, the largest run first, and the free space.
+"""Show the disk usage of the state folder, largest run first, and the free space.
 
-States are the last known ones; no backend is queried. `deploykit prune` frees space.
+No backend is queried, so states are the last known. `deploykit prune` frees space.
 
 deploykit disk
 """
@@ -111,4 +111,4 @@ def _show(
         headings_in_pipe=True,
     )
     if limit < len(each):
-        output.note(f"the largest {limit} of {len(each)} runs; all: -n {len(each)}")
+        output.note(f"showing the largest {limit} of {len(each)} runs; -n {len(each)} shows all")

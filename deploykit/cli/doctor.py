@@ -1,7 +1,8 @@
 """Check the target for anything that would block the job: each finding, its evidence and its fix.
 
-Changes and starts nothing. Without --backend: `backend` of the file and each backend that has a
-section in it, else the default. Exits with 0 when nothing would block the job, with 80 otherwise.
+Starts and changes nothing. Without --backend, covers the file's `backend` and every backend with a
+section in it, else the default backend. Without a job file, assumes a job with one process. Exits
+with 0 if nothing would block the job, otherwise with 80.
 
 deploykit doctor -b sagemaker --fix terraform
 deploykit doctor -b slurm --save facts
@@ -16,6 +17,8 @@ from pathlib import Path
 from deploykit.backends import base as backend
 from deploykit.cli import output
 from deploykit.doctor import fixes
+from deploykit.doctor.codes import CODES
+from deploykit.job import file as jobfile
 from deploykit.job.file import JobFile
 from deploykit.lib import finding
 from deploykit.lib.errors import UsageError
@@ -25,19 +28,24 @@ from deploykit.run import lifecycle
 FAULT_FOUND = 80
 """As for `diagnose`: the command worked, and found that the job would not."""
 _WIDTH = 100
+_SMALLEST = ("entrypoint={module: platform}", "resources.time_limit=10m")
+"""Stands for a job where there is none: a module that every Python has."""
 SHARED = ("job", "backends")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--save", type=Path, metavar="FOLDER", help="save the facts as well, for --from"
+        "--save",
+        type=Path,
+        metavar="FOLDER",
+        help="also save the collected facts, for use with --from",
     )
     parser.add_argument(
         "--from",
         type=Path,
         dest="saved",
         metavar="FOLDER",
-        help="check saved facts offline: JSON written by --save or by the AWS CLI",
+        help="check saved facts offline, from JSON files written by --save or the AWS CLI",
     )
     parser.add_argument(
         "--fix",
@@ -51,7 +59,11 @@ def run(args: argparse.Namespace) -> int:
     """Print the findings of each backend; return FAULT_FOUND if one stops the job."""
     if args.save and args.saved:
         raise UsageError("--save and --from cannot be used together")
-    file = lifecycle.load(args.job, args.set, args.backend, args.arguments)
+    overrides = args.set
+    if args.job == Path(jobfile.DEFAULT) and not args.job.exists() and not _has_entrypoint(args):
+        output.note(f"note: no {args.job} here; assuming a job with one process")
+        overrides = [*_SMALLEST, *overrides]
+    file = lifecycle.load(args.job, overrides, args.backend, args.arguments)
     by_backend = {name: _examine(name, file, args) for name in file.sections}
     findings = [result for own in by_backend.values() for result in own]
     if args.json:
@@ -71,6 +83,11 @@ def run(args: argparse.Namespace) -> int:
     return FAULT_FOUND if finding.blocks(findings) else 0
 
 
+def _has_entrypoint(args: argparse.Namespace) -> bool:
+    """Whether the command line names what to run."""
+    return any(text.startswith("entrypoint") for text in args.set)
+
+
 def _examine(name: str, file: JobFile, args: argparse.Namespace) -> list[Finding]:
     """The findings of one backend, the worst first."""
     doctor = backend.require(name, "examine")
@@ -82,9 +99,9 @@ def _examine(name: str, file: JobFile, args: argparse.Namespace) -> list[Finding
 def _print_hints(findings: list[Finding], language: str) -> None:
     if language == fixes.CLI and any(result.fix.terraform for result in findings):
         output.say("")
-        output.say("the same fixes for Terraform: --fix terraform")
+        output.say("for the same fixes in Terraform, add --fix terraform")
     if any(result.code.startswith(("peers_", "efa_", "encryption_")) for result in findings):
-        output.say("what security groups must allow, and why: deploykit guide security-groups")
+        output.say("`deploykit guide security-groups` explains what security groups must allow")
 
 
 def _print_finding(result: Finding, language: str) -> None:
@@ -99,6 +116,8 @@ def _print_finding(result: Finding, language: str) -> None:
         output.say(f"         (not available in {language}; use the command:)")
     if text := code or result.fix.cli:
         output.block("".join(f"    {line}\n" for line in text.rstrip().split("\n")))
+    if result.code in CODES:
+        output.say(f"  more   deploykit explain {result.code}")
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

@@ -1,7 +1,7 @@
 """Run a command next to a rank of a running run: on its node, in its folder and environment.
 
-The command takes over this terminal, and `exec` exits with its exit code. The run is
-not interrupted. With --json, its output and exit code are printed once it has ended.
+The command takes over this terminal, and `exec` exits with its exit code. The run is not
+interrupted. With --json, the command's output and exit code are printed when it ends.
 
 deploykit exec exp-1 -- nvidia-smi
 deploykit exec exp-1 --rank 3 -- python -c 'import torch; print(torch.__version__)'
@@ -24,7 +24,7 @@ _LONGEST = 86400.0
 def run(args: argparse.Namespace) -> int:
     """Become the command; with --json run it, and return its exit code."""
     if not args.arguments:
-        raise UsageError("no command is given", hint="put it after `--`, as in `-- nvidia-smi`")
+        raise UsageError("a command is required", hint="put it after `--`, as in `-- nvidia-smi`")
     row = registry.get(args.run)
     terminal = shell.has_person() and not args.json
     command = enter.argv(row, args.rank, args.arguments, terminal=terminal)

@@ -1,9 +1,10 @@
-"""Package the model of a run: weights, code and a description, ready to be served.
+"""Package a run's model for serving: weights, code and a description.
 
-The package is a folder as SageMaker's containers expect it: safetensors, `code/inference.py` with
-its four functions, `code/requirements.txt`, a model card and a manifest. The model is loaded once,
-without the training data, before the package gets its name. Models of the reference trainer and of
-`save_pretrained` need no code; for other scripts, fill in what `deploykit init --inference` writes.
+The package is a folder in the layout that SageMaker's containers expect: safetensors,
+`code/inference.py` with its four functions, `code/requirements.txt`, a model card and a manifest.
+The package is complete only after the model has been loaded from it once, without the training
+data. Models of the reference trainer and of `save_pretrained` need no code; for other scripts, fill
+in the template that `deploykit init --inference` writes.
 
 deploykit export exp-1 --to model                      the last checkpoint
 deploykit export exp-1 --checkpoint best --to model
@@ -39,21 +40,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_choice(parser: argparse.ArgumentParser) -> None:
     """Declare what chooses the model of a run."""
-    parser.add_argument(
-        "--checkpoint",
-        metavar="STEP|best",
-        help="the checkpoint (default: the last, or the best of a run that --patience stopped)",
-    )
+    add_checkpoint(parser)
     parser.add_argument(
         "--inference",
         type=Path,
         metavar="FILE",
-        help="inference.py to use (default: that of the run's source, else deploykit's)",
+        help="inference.py to use (default: from the run's source, else the built-in one)",
     )
     parser.add_argument(
         "--python",
         metavar="PYTHON",
-        help="Python with torch that loads the model (default: the run's, if it is here)",
+        help="Python with torch to load the model (default: the run's, if it exists on this "
+        "machine)",
+    )
+
+
+def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """Declare what chooses the checkpoint of a run."""
+    parser.add_argument(
+        "--checkpoint",
+        metavar="STEP|best",
+        help="checkpoint to use (default: the last, or the best if --patience stopped the run)",
     )
 
 
@@ -84,7 +91,7 @@ def _report(prepared: Export, args: argparse.Namespace) -> None:
     size = units.size(checkpoint.size)
     if args.dry_run:
         output.say(*(f"{units.size(each.file.size):>10}  {each.path}" for each in checkpoint.files))
-        output.say(f"would package {name} ({size}) with the source of {prepared.row.run}")
+        output.say(f"would package {name} ({size}) with the source code of {prepared.row.run}")
         output.say(f"would write {prepared.to}, with {prepared.python}")
         return
     output.say(f"{prepared.to}: {name} of {prepared.row.run}, loaded once to check it")

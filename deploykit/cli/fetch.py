@@ -1,8 +1,7 @@
 """Copy the results of a run to this machine, from S3 or from the cluster's login node.
 
-Without a choice it fetches the results (`--output`). Files that are already there and unchanged
-are skipped, so an interrupted fetch continues where it stopped. SageMaker's archives are unpacked
-into output/ and model/.
+By default, only the results (`--output`) are copied. Unchanged files are skipped, so an interrupted
+fetch continues where it stopped. SageMaker's archives are unpacked into output/ and model/.
 
 deploykit fetch                                      the newest run's results
 deploykit fetch exp-1                                results, into exp-1/output and exp-1/model
@@ -31,9 +30,9 @@ _SHOWN = 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     for part, text in (
-        ("output", "the results (the default)"),
-        ("checkpoints", "the checkpoints"),
-        ("logs", "the logs of all ranks, merged, as logs.txt"),
+        ("output", "copy the results (default)"),
+        ("checkpoints", "copy the checkpoints"),
+        ("logs", "copy the merged logs of all ranks, as logs.txt"),
     ):
         parser.add_argument(f"--{part}", action="store_true", help=text)
     parser.add_argument(
@@ -41,9 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATTERN",
-        help="only files whose path, or a folder of it, matches; * matches any text (repeatable)",
+        help="copy only files whose path or parent folder matches; * matches any text (repeatable)",
     )
-    parser.add_argument("--to", type=Path, metavar="FOLDER", help="where to write (default: ./RUN)")
+    parser.add_argument(
+        "--to", type=Path, metavar="FOLDER", help="destination folder (default: ./RUN)"
+    )
     parser.add_argument(
         "--dry-run", action="store_true", help="list what would be copied, and what it costs"
     )
@@ -77,8 +78,10 @@ def _say_where(row: Run, parts: list[str], *, as_json: bool) -> int:
     if as_json:
         output.emit({"run": row.run, "on_this_machine": folders})
     else:
-        output.say(*(f"{part}: on this machine, in {folder}" for part, folder in folders.items()))
-        output.note("copy them with --to FOLDER")
+        output.say(
+            *(f"{part}: already on this machine, in {folder}" for part, folder in folders.items())
+        )
+        output.note("to copy them, use --to FOLDER")
     return 0
 
 
@@ -110,7 +113,7 @@ def _report(
         return
     counted = f"{units.plural(len(wanted), 'file')}, {units.size(size)}"
     unchanged = len(files) - len(wanted)
-    kept = f"; {units.plural(unchanged, 'file')} already there" if unchanged else ""
+    kept = f"; {units.plural(unchanged, 'unchanged file')} skipped" if unchanged else ""
     if args.dry_run:
         largest = sorted(wanted, key=lambda one: -one.file.size)
         output.say(*(f"{units.size(one.file.size):>10}  {one.path}" for one in largest[:_SHOWN]))

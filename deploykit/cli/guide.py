@@ -1,7 +1,7 @@
 """Print a troubleshooting guide, filled in with the values of a run or a job file.
 
-Without NAME: list the guides. With a run, the page shows what the launchers logged about each node;
-with --job, what `doctor` finds about the job's network. Otherwise it has placeholders.
+Without NAME, lists the guides. With a run, the guide shows what the launchers logged about each
+node; with --job, what `doctor` finds about the job's network. Otherwise, it contains placeholders.
 
 deploykit guide nccl exp-1
 deploykit guide security-groups --job job.yaml
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         _list(as_json=args.json)
         return 0
     if args.name not in GUIDES:
-        hint = did_you_mean(args.name, GUIDES) or f"one of {', '.join(GUIDES)}"
+        hint = did_you_mean(args.name, GUIDES) or f"guides: {', '.join(GUIDES)}"
         raise UsageError(f"unknown guide {args.name!r}", hint=hint)
     context = GuideContext()
     if args.run is not None:
@@ -98,7 +98,7 @@ def _add_job(context: GuideContext, args: argparse.Namespace) -> None:
         try:
             findings = list(doctor.examine(file.job, options, saved=args.saved, save=None))
         except (BackendUnavailable, TryAgain) as error:
-            fix = Fix(error.hint or "run it again on a machine that can reach the target")
+            fix = Fix(error.hint or "run this command on a machine that can reach the target")
             findings = [Finding("not_answered", "unchecked", f"not checked: {error}", (), fix)]
         context.findings += [one for one in findings if _concerns_network(one)]
 

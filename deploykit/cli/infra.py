@@ -1,9 +1,9 @@
-"""Generate the AWS resources that jobs require, from a few answers; or check the answers.
+"""Generate templates for the AWS resources that jobs require, from a few answers.
 
-`render` writes a CloudFormation stack, a container recipe and, where the answers have a section
-`cluster`, a configuration for AWS ParallelCluster. `check` writes nothing: it validates the
-answers, and runs cfn-lint on the stack where it is installed. `render --submitter JOB` writes the
-least IAM policy of whoever submits a job file. None of these connects to AWS.
+`render` writes a CloudFormation stack, a container recipe and, if the answers contain `cluster`, a
+configuration for AWS ParallelCluster. `check` only validates the answers, and runs cfn-lint on the
+stack if cfn-lint is installed. `render --submitter JOB` writes the minimal IAM policy for users who
+submit that job file. No action connects to AWS.
 
 deploykit infra render infra.yaml --out infra
 deploykit infra check infra.yaml
@@ -33,14 +33,16 @@ _OFFER = "submitter_policy"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("render", "check"), help="what to do")
+    parser.add_argument(
+        "action", choices=("render", "check"), help="write the files, or only validate the answers"
+    )
     parser.add_argument(
         "answers",
         nargs="?",
         type=Path,
         default=Path("infra.yaml"),
         metavar="FILE",
-        help="answers, YAML or TOML (default: infra.yaml)",
+        help="file with the answers, YAML or TOML (default: infra.yaml)",
     )
     parser.add_argument(
         "--submitter",
@@ -48,10 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         const=Path("job.yaml"),
         metavar="JOB",
-        help="write only the IAM policy for users who submit this job file (job.yaml)",
+        help="write only the IAM policy for users who submit this job file (default: job.yaml)",
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("infra"), metavar="FOLDER", help="default: infra"
+        "--out",
+        type=Path,
+        default=Path("infra"),
+        metavar="FOLDER",
+        help="destination folder (default: infra)",
     )
     parser.add_argument("--force", action="store_true", help="overwrite existing files")
 
@@ -65,11 +71,13 @@ def run(args: argparse.Namespace) -> int:
         linted = _lint(files["stack.yaml"])
         _print(args, [f"{args.answers}: no errors"], {"files": list(files), "linted": linted})
         if not linted:
-            output.note(f"note: {_LINTER} is not installed; install it to check the stack further")
+            output.note(
+                f"note: {_LINTER} is not installed; install it to check the stack more thoroughly"
+            )
         return 0
     _write(args.out, files, force=args.force)
     steps = infra.commands(chosen)
-    wrote = f"wrote {', '.join(files)} in {args.out}; next, there:"
+    wrote = f"wrote {', '.join(files)} to {args.out}; next, in that folder:"
     _print(args, [wrote, *steps], {"folder": str(args.out), "files": list(files), "next": steps})
     return 0
 
@@ -78,7 +86,8 @@ def _submitter(args: argparse.Namespace) -> int:
     """Write the policy of whoever submits a job, and print the command that attaches it."""
     if args.action != "render":
         raise UsageError(
-            "--submitter applies only to `render`", hint="infra render --submitter job.yaml"
+            "--submitter applies only to `render`",
+            hint="use `deploykit infra render --submitter job.yaml`",
         )
     names = (each for each in backend.names() if backend.offers(backend.find(each), _OFFER))
     plan = lifecycle.prepare(args.submitter, (), next(names), None).plan
@@ -90,7 +99,7 @@ def _submitter(args: argparse.Namespace) -> int:
     if assumed := plan.options.assume_role:
         name = ("--role-name", assumed.rpartition("/")[2])
         step = shell.command("aws", "iam", "put-role-policy", *name, *document)
-    wrote = f"wrote {_POLICY} in {args.out}; next, there:"
+    wrote = f"wrote {_POLICY} to {args.out}; next, in that folder:"
     _print(args, [wrote, step], {"folder": str(args.out), "files": [_POLICY], "next": [step]})
     return 0
 
@@ -106,7 +115,7 @@ def _write(folder: Path, files: dict[str, str], *, force: bool) -> None:
     existing = [name for name in files if (folder / name).exists()]
     if existing and not force:
         raise UsageError(
-            f"{folder} already contains {', '.join(existing)}", hint="--force overwrites"
+            f"{folder} already contains {', '.join(existing)}", hint="--force overwrites them"
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)

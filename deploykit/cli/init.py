@@ -1,12 +1,12 @@
 """Write a job file for the script in this folder; for an empty folder, write a small trainer too.
 
-Never overwrites a file. On a terminal it may ask which script, and where to run it.
+Never overwrites a file. On a terminal, it can ask which script to run, and where.
 
 deploykit init                       # job.yaml, for the script that looks like the trainer
 deploykit init evaluate.py           # job.yaml, for this script
-deploykit init --trainer             # your model with any strategy: the reference trainer, a task
-deploykit init --inference           # inference.py, which serves the model of your script
-deploykit init --full all.yaml       # every key, with a comment for each
+deploykit init --trainer             # the reference trainer, and a task file for your model
+deploykit init --inference           # inference.py, to serve your script's model
+deploykit init --full all.yaml       # every key, each with a comment
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from deploykit.lib.errors import CannotWrite, UsageError
 _SCHEMA = "job.schema.json"
 _OFFERED = 8
 """Scripts that are listed."""
-_KEPT = "init never overwrites a file: edit it, or give another name"
+_KEPT = "init never overwrites a file; edit it, or choose another name"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,21 +37,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         type=Path,
         metavar="FILE|SCRIPT",
-        help="the job file to write, or the Python script to run (default: job.yaml)",
+        help="job file to write, or Python script to run (default: job.yaml)",
     )
     kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument("--full", action="store_true", help="write every key, with a comment")
+    kinds.add_argument("--full", action="store_true", help="write every key, each with a comment")
     kinds.add_argument(
         "--trainer",
         action="store_true",
-        help=f"write the reference trainer and {starter.TASK}, where your model and data go",
+        help=f"write the reference trainer and {starter.TASK}, in which you define your model and "
+        "data",
     )
     kinds.add_argument(
         "--inference",
         action="store_true",
-        help=f"write {starter.INFERENCE}, which answers requests with the model of your script",
+        help=f"write {starter.INFERENCE}, which serves your script's model",
     )
-    kinds.add_argument("--schema", action="store_true", help=f"write {_SCHEMA} instead")
+    kinds.add_argument(
+        "--schema", action="store_true", help=f"write {_SCHEMA}, the JSON Schema of job files"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -60,11 +63,11 @@ def run(args: argparse.Namespace) -> int:
         return _write(args, args.file or Path(_SCHEMA), _schema_text(sections))
     if args.inference:
         path = args.file or Path(starter.INFERENCE)
-        return _write(args, path, starter.inference(), "fill it in, then `deploykit export`")
+        return _write(args, path, starter.inference(), "fill it in, then run `deploykit export`")
     if args.full:
         path = args.file or Path("job.yaml")
         command = shell.command("deploykit", "check", path)
-        following = f"set entrypoint.script, then `{command}`"
+        following = f"set entrypoint.script, then run `{command}`"
         return _write(args, path, schema.commented(sections), following)
     return _with_trainer(args, sections) if args.trainer else _start(args, sections)
 
@@ -93,7 +96,7 @@ def _start(args: argparse.Namespace, sections: Mapping[str, type[Any]]) -> int:
         paths.create(path.parent / starter.TRAINER, starter.trainer(), _KEPT)
         script = starter.scripts(folder)[0]
     address = _schema_address(folder, sections)
-    examples = [line for one, options in sections.items() if (line := schema.brief(one, options))]
+    examples = [line for one, options in sections.items() for line in schema.brief(one, options)]
     text = starter.job_file(folder.name, script, schema=address, backend=name, sections=examples)
     paths.create(path, text, _KEPT)
     _tell(args, path, script, scripts)
@@ -125,9 +128,9 @@ def _with_trainer(args: argparse.Namespace, sections: Mapping[str, type[Any]]) -
     if args.json:
         output.emit({"path": str(path), "script": script.path, "new": list(texts)})
         return 0
-    output.say(f"wrote {starter.TASK}: your model and your data go there")
-    output.say(f"wrote {starter.TRAINER} and trainer/: the reference trainer, yours to change")
-    output.say(f"wrote {path}: trains {starter.TASK}")
+    output.say(f"wrote {starter.TASK}: define your model and data here")
+    output.say(f"wrote {starter.TRAINER} and trainer/: the reference trainer, which you can change")
+    output.say(f"wrote {path}: runs the trainer on {starter.TASK}")
     _say_next(path)
     return 0
 
@@ -141,7 +144,9 @@ def _found(folder: Path, given: Path | None) -> list[Script]:
     if given is None:
         return scripts
     if not (folder / given).is_file():
-        raise UsageError(f"no script {given}", hint=f"scripts here: {_names(scripts) or 'none'}")
+        raise UsageError(
+            f"script {given} not found", hint=f"scripts here: {_names(scripts) or 'none'}"
+        )
     if given.is_absolute() or ".." in given.parts:
         raise UsageError(f"{given} is not in this folder", hint="change to its folder first")
     path = given.as_posix()
@@ -157,8 +162,8 @@ def _choice(
     script = next(iter(scripts), None)
     if len(scripts) > 1:
         by_path = {one.path: one for one in scripts[:_OFFERED]}
-        script = by_path[output.ask("which script?", list(by_path))]
-    name = output.ask("where will it run?", backends)
+        script = by_path[output.ask("Which script should run?", list(by_path))]
+    name = output.ask("Where should it run?", backends)
     return script, name if name != backend.DEFAULT else None
 
 
@@ -192,7 +197,7 @@ def _tell(args: argparse.Namespace, path: Path, script: Script, scripts: list[Sc
     for one in new:
         output.say(f"wrote {one}: a small trainer to start from")
     each = ("GPU",) if key == "gpus_per_node" else ("process", "processes")
-    output.say(f"wrote {path}: runs {script.path} on {units.plural(count, *each)}")
+    output.say(f"wrote {path}: runs {script.path} with {units.plural(count, *each)}")
     if others := _names([other for other in scripts if other != script]):
         output.say(f"other scripts here: {others}")
     _say_next(path)

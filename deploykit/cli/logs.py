@@ -30,43 +30,49 @@ _Line = TypeVar("_Line", LogLine, LogLine | str)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "-f", "--follow", action="store_true", help="follow until the run has ended"
+        "-f", "--follow", action="store_true", help="keep printing new lines until the run ends"
     )
     parser.add_argument(
         *("-n", "--tail"),
         type=arguments.count,
         metavar="N",
-        help="only the last N lines; with -f also the lines that follow",
+        help="print only the last N lines; with -f, new lines as well",
     )
-    parser.add_argument("--rank", type=int, metavar="N", help="only this global rank")
-    parser.add_argument("--task", type=int, metavar="N", help="only this task of a job array")
-    parser.add_argument("--node", type=int, metavar="N", help="only this node, from 0")
+    parser.add_argument(
+        "--rank", type=int, metavar="N", help="print only lines from this global rank"
+    )
+    parser.add_argument(
+        "--task", type=int, metavar="N", help="print only lines from this task of a job array"
+    )
+    parser.add_argument(
+        "--node", type=int, metavar="N", help="print only lines from this node; the first is 0"
+    )
     parser.add_argument(
         "--attempt",
         type=int,
         metavar="N",
-        help="only this attempt; 0 is the first",
+        help="print only lines from this attempt; the first is 0",
     )
     parser.add_argument(
         "--first-error",
         action="store_true",
-        help="only the first traceback or error of any rank",
+        help="print only the first traceback or error of any rank",
     )
     parser.add_argument(
         "--since",
         type=_moment,
         metavar="WHEN",
-        help="only lines since then: 10m for 10 minutes ago, or 2026-11-21T01:46 (UTC)",
+        help="print only lines since this time: 10m for 10 minutes ago, or 2026-11-21T01:46 (UTC)",
     )
     parser.add_argument(
         "--raw",
         action="store_true",
-        help="print every line, including torchrun's own",
+        help="print every line, including torchrun's messages",
     )
     parser.add_argument(
         "--color",
         action="store_true",
-        help="keep the colors of the lines on a terminal; a pipe gets the lines unchanged",
+        help="keep the log's own colors on a terminal; in a pipe, lines are never changed",
     )
 
 

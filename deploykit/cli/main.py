@@ -1,7 +1,7 @@
-"""The command line: run a verb, and turn what it raises into a message and an exit code.
+"""The command line: run a verb, and turn exceptions into a message and an exit code.
 
-A verb is a module beside this one. Its `add_arguments` declares its own arguments; `SHARED` names
-those that it has in common with other verbs (arguments.py).
+Each verb is a module in this package. Its `add_arguments` declares its own arguments, and `SHARED`
+names those that it shares with other verbs (arguments.py).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import shutil
 import sys
 import textwrap
 import time
+from collections.abc import Collection
 from typing import Any, NoReturn
 
 from deploykit.cli import closed_pipe
@@ -37,24 +38,30 @@ GROUPS = {
         "init": "write a job file, and a trainer in an empty folder",
         "check": "find every problem in a job file, offline",
         "doctor": "check the target for anything that would block the job",
-        "advise": "recommend a parallel strategy, with memory and time of each",
+        "advise": "recommend a parallel strategy, with the memory and time of each",
         "cost": "estimate what a job costs: low, likely and worst case",
-        "when": "estimate when a job would start, and where soonest",
+        "when": "estimate when a job would start, earliest option first",
         "backends": "list the backends, and what each needs",
-        "config": "show your defaults, and where each value comes from",
-        "infra": "generate the AWS resources that jobs require",
+        "config": "show your default settings, and the source of each value",
+        "infra": "generate templates for the AWS resources that jobs require",
         "completion": "print a completion script for your shell",
+        "schema": "print the JSON Schema of a command's --json output",
+        "mcp": "serve these commands to an agent over MCP",
     },
     "Run": {
         "submit": "run a job on a backend, or show exactly what would be sent",
         "sweep": "search for the best hyperparameters, one run per trial",
-        "rerun": "submit a run's job and source again, changed if you like",
-        "reproduce": "submit exactly what a run sent, byte for byte",
+        "rerun": "submit a run's job and source again, with optional changes",
+        "reproduce": "submit an exact copy of a run, byte for byte",
         "attach": "track a job submitted elsewhere",
         "wait": "wait for a run, and exit with its exit code",
+        "notify": "send messages about a run, or a test message",
         "cancel": "stop runs",
+        "evaluate": "evaluate a run's model on its test data, in a new run",
         "export": "package a run's model: weights, code, model card",
-        "deploy": "serve a packaged model over HTTP",
+        "deploy": "serve a packaged model, here or behind an endpoint",
+        "endpoint": "show, call, change and delete endpoints",
+        "register": "add a run's model to a registry: versions, metrics, approval",
     },
     "Look": {
         "status": "show the state of runs, and the reason",
@@ -66,11 +73,13 @@ GROUPS = {
         "profile": "show a run's costliest operators, and which ranks wait",
         "compare": "compare runs: source, job, arguments and metrics",
         "report": "write a report of one or more runs as an HTML file",
+        "open": "print the pages of a run, and open them in a browser",
         "sync": "send missing metrics to the trackers of a run",
     },
     "Fix": {
         "diagnose": "find why a run failed, from its logs",
         "guide": "print a troubleshooting guide with the values of a run or a job",
+        "explain": "explain a cause, a rule, a finding or an exit code, offline",
         "dump": "print the stack of every rank of a running run",
         "exec": "run a command next to a rank, in its environment",
         "shell": "open a shell next to a rank, in its environment",
@@ -79,7 +88,7 @@ GROUPS = {
     "Clean up": {
         "disk": "show disk usage, by run",
         "prune": "remove old runs, and files that no run needs",
-        "rm": "remove ended runs, with their files on this machine",
+        "rm": "remove finished runs and their files on this machine",
     },
 }
 """Verbs, as `--help` lists them."""
@@ -96,8 +105,23 @@ _OTHER_NAMES = {
     "ssh": "shell",
 }
 """Verbs of similar programs, and the command here."""
-_INTERRUPTED = 130
-_PIPE_CLOSED = 141
+_RENDEZVOUS = "nothing; deploykit configures the rendezvous"
+_OTHER_OPTIONS = {
+    **dict.fromkeys(
+        ("--nproc-per-node", "--nproc", "-np", "--num-processes", "--ntasks-per-node"),
+        "--processes-per-node",
+    ),
+    **dict.fromkeys(("--nnodes", "--num-nodes", "--num-machines"), "--nodes"),
+    **dict.fromkeys(("--num-gpus", "--gpus", "--gres"), "--gpus-per-node"),
+    "--max-restarts": "--set retries=N",
+    **dict.fromkeys(("--standalone", "--node-rank", "--machine-rank"), _RENDEZVOUS),
+    **dict.fromkeys(("--master-addr", "--master-port", "--main-process-port"), _RENDEZVOUS),
+    **dict.fromkeys(("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"), _RENDEZVOUS),
+}
+"""Options of torchrun and its like, and what to give a verb that takes a job instead."""
+_RESOURCE_OPTIONS = ("--processes-per-node", "--nodes", "--gpus-per-node")
+INTERRUPTED = 130
+PIPE_CLOSED = 141
 _USAGE = UsageError.exit_code
 
 
@@ -111,7 +135,7 @@ def main(argv: list[str] | None = None) -> int:
             sys.stdout.flush()
     except (BrokenPipeError, closed_pipe.ReaderGone):
         _drop_output()
-        return _PIPE_CLOSED
+        return PIPE_CLOSED
     except (OSError, OutputLost) as error:
         _drop_output()
         return _report_lost(error)
@@ -135,7 +159,7 @@ def _run(argv: list[str]) -> int:
         return error.exit_code
     except KeyboardInterrupt as interrupt:
         _note(interrupt)
-        return _INTERRUPTED
+        return INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the boundary: no traceback reaches the user
         known = _known_error(error) or _unexpected(error, argv)
         _report(known, as_json=as_json)
@@ -178,7 +202,7 @@ def parser(chosen: list[str]) -> argparse.ArgumentParser:
         if hasattr(module, "add_arguments"):
             module.add_arguments(sub)
         sub.set_defaults(own=sub)
-        if name != "completion":
+        if name not in {"completion", "mcp"}:
             sub.add_argument("--json", action="store_true", help="print JSON, for programs")
     return top
 
@@ -212,9 +236,9 @@ def _require_known(chosen: list[str]) -> None:
     for word in chosen:
         if word.startswith("-"):
             if word not in {"-h", "--help", "--version"}:
-                hint = "options follow a command, as in `deploykit submit --wait`"
+                hint = "put options after a command, as in `deploykit submit --wait`"
                 hint = did_you_mean(word, ["--help", "--version"]) or hint
-                raise UsageError(f"no command before {word}", hint=hint)
+                raise UsageError(f"expected a command before {word}", hint=hint)
         elif word not in VERBS:
             meant = _OTHER_NAMES.get(word) or nearest(word, VERBS)
             hint = f"did you mean `deploykit {meant}`?" if meant else "see `deploykit --help`"
@@ -234,17 +258,34 @@ def _refuse_unknown(verb: argparse.ArgumentParser, words: list[str]) -> None:
     """Raise UsageError for what a verb does not take, with the option that was probably meant."""
     if words:
         options = verb._option_string_actions  # noqa: SLF001
+        names = dict.fromkeys(word.partition("=")[0] for word in words)
+        others = [name for name in names if name in _OTHER_OPTIONS and "--set" in options]
+        if others:
+            hints = [
+                f"instead of {name}: {_here(_OTHER_OPTIONS[name], options)}" for name in others
+            ]
+            raise UsageError(f"unrecognized arguments: {' '.join(others)}", hint="\n".join(hints))
         hint = did_you_mean(words[0].partition("=")[0], options) or f"see `{verb.prog} --help`"
         if "--set" in options:
-            hint += "\narguments of the script follow `--`, as in `-- --lr 0.1`"
+            hint += "\nput arguments for the script after `--`, as in `-- --lr 0.1`"
         raise UsageError(f"unrecognized arguments: {' '.join(words)}", hint=hint)
+
+
+def _here(text: str, options: Collection[str]) -> str:
+    """What to give a verb: one of its `options`, with N for a number, or else the key of a job."""
+    if text in options:
+        return f"{text} N"
+    key = text.removeprefix("--").replace("-", "_")
+    return f"--set resources.{key}=N" if text in _RESOURCE_OPTIONS else text
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
     """The command line, and what stands after ``--``: arguments of the trainer, for any job."""
     if "--" not in argv or argv[0] not in VERBS:
         return argv, []
-    if argv[0] not in {"exec", "rerun", "sweep"} and "job" not in _shared(_module(argv[0])):
+    if argv[0] not in {"evaluate", "exec", "rerun", "sweep"} and "job" not in _shared(
+        _module(argv[0])
+    ):
         return argv, []
     end = argv.index("--")
     return argv[:end], argv[end + 1 :]
@@ -345,7 +386,7 @@ def _deleted_folder(error: BaseException | None) -> DeploykitError | None:
 def _limit(error: Exception) -> DeploykitError | None:
     """The error where the system starts no further process or thread; else None."""
     if isinstance(error, BlockingIOError) or "can't start new thread" in str(error):
-        hint = "close other programs, or raise the limit: `ulimit -u`"
+        hint = "close other programs, or raise the process limit (`ulimit -u`)"
         return TryAgain(f"cannot start another process: {error}", hint=hint)
     return None
 
@@ -362,8 +403,8 @@ def _unexpected(error: Exception, argv: list[str]) -> DeploykitError:
         paths.private_folder(log.parent)
         paths.write(log, text)
     except (OSError, CannotWrite) as failure:
-        return DeploykitError(message, hint=f"no log was written: {failure}")
-    return DeploykitError(message, hint=f"the traceback is in {log}; please report it")
+        return DeploykitError(message, hint=f"the traceback could not be saved: {failure}")
+    return DeploykitError(message, hint=f"please report this, with the traceback in {log}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Print the metrics of a run: from its files, its log, and the service that ran it.
+"""Print the metrics of a run, from its files, its log, and the service that ran it.
 
-It reads metrics.jsonl, TensorBoard event files, and the log lines that most libraries print; for
-other formats, define patterns under `metrics` in the job file. Repeated steps count once.
+Reads metrics.jsonl, TensorBoard event files, and the log lines that most libraries print; for other
+formats, define patterns under `metrics` in the job file. A repeated step counts once.
 
 deploykit metrics                          the newest run: its progress, and each metric
 deploykit metrics exp-1 --name '*loss*'
 deploykit metrics exp-1 --csv              every value
+deploykit metrics exp-1 -q progress.loss
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from deploykit.cli import describe, output
+from deploykit.cli import describe, output, query
 from deploykit.lib import units
 from deploykit.lib.errors import UsageError
 from deploykit.observe.metrics.points import Point
@@ -28,7 +29,7 @@ from deploykit.run import state as run_state
 from deploykit.run.metrics import RunMetrics
 from deploykit.run.registry import Run
 
-SHARED = ("run", "metric")
+SHARED = ("run", "metric", "query")
 _COLUMNS = ("run", "attempt", "step", "epoch", "time", "name", "value", "source")
 _AT_ONCE = 1000
 """Rows that are printed at once."""
@@ -37,25 +38,28 @@ _FIELDS = ("step", "total", "epoch", "epochs", "loss", "rate", "left")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--csv", action="store_true", help="print every value, as CSV")
-    parser.add_argument("--task", type=int, metavar="N", help="only this task of a job array")
+    parser.add_argument(
+        "--task", type=int, metavar="N", help="print only metrics of this task of a job array"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.csv and args.json:
-        raise UsageError("--csv and --json cannot be used together")
+    if args.csv and query.is_data(args):
+        raise UsageError("--csv cannot be used together with --json, --query or --format")
     (row,) = run_state.refresh([registry.get(args.run)])
     read = RunMetrics(row, task=args.task)
     if args.csv:
         for text in _csv(row, read.whole(args.name)):
             output.block(text)
-    elif args.json:
+    elif query.is_data(args):
         points = [_point(one) for one in read.whole(args.name)]
-        output.emit({**_data(row, read.progress()), "points": points})
+        records = [{"run": row.run, **point} for point in points]
+        query.emit(args, {**_data(row, read.progress()), "points": points}, records)
     else:
         read.refresh()
         read.final()
     output.note(*(f"could not read {problem}" for problem in read.problems))
-    if not (args.csv or args.json):
+    if not (args.csv or query.is_data(args)):
         series = [one for one in read.collection.series.values() if is_chosen(one.name, args.name)]
         _show(row, read.progress(), series)
     return 0
@@ -94,7 +98,7 @@ def _show(row: Run, progress: Progress, series: Iterable[Series]) -> None:
             output.say(f"  {name:<7} {text:<16} {progress.sources.get(name, '')}".rstrip())
     rows = [_row(one) for one in series]
     if not rows:
-        output.note("no metrics were found in the files and the log of this run")
+        output.note("no metrics found in the files or the log of this run")
         output.note("  for other log formats, define patterns under `metrics` in the job file")
         return
     output.say("")

@@ -1,10 +1,10 @@
-"""List the nodes that are excluded from new jobs: they failed a check, or failed jobs twice.
+"""List the nodes excluded from new jobs, because they failed a check or jobs failed on them twice.
 
-The preflight (`--preflight`) of a run finds them. On Slurm, the next jobs on the same cluster are
+A run's preflight (`--preflight`) finds them. On Slurm, the next jobs on the same cluster are
 submitted with these nodes in `--exclude`. After a week, or with --clear, they are used again.
 
 deploykit nodes
-deploykit nodes --report node07       one page for its administrator
+deploykit nodes --report node07       a report for its administrator
 deploykit nodes --clear node07
 """
 

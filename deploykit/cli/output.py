@@ -1,7 +1,7 @@
-"""Everything that commands print: JSON for programs, plain text in a pipe, tables on a terminal.
+"""Print all output of commands: JSON for programs, plain text in a pipe, tables on a terminal.
 
-Nothing else in deploykit writes to standard output or standard error. On a terminal every text is
-made safe (terminal.py); a pipe gets it unchanged, byte for byte.
+No other module of deploykit writes to standard output or standard error. On a terminal, text is
+escaped (terminal.py); in a pipe, it is unchanged, byte for byte.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 from deploykit.job.decode import encodable
 from deploykit.job.model import LogLine, Problem, State
 from deploykit.lib import shell, terminal, units
-from deploykit.lib.errors import DeploykitError, OutputLost
+from deploykit.lib.errors import DeploykitError, OutputLost, UsageError
 from deploykit.run.registry import Run
 
 if TYPE_CHECKING:
@@ -44,9 +44,20 @@ _MARK = re.compile(r" *(error|warning):")
 _MARK_COLORS = {"error": "red", "warning": "yellow"}
 
 
-def emit(data: Any) -> None:
-    """Print one JSON document on standard output."""
-    _json(data, indent=2)
+SCHEMA_VERSION = 1
+"""Of the JSON documents (schemas.py). It grows if a key is removed, or gets another meaning."""
+
+
+def emit(data: Any, *, foreign: bool = False) -> None:
+    """Print one JSON document on standard output; one in the form of another program as it is."""
+    _json(data if foreign else with_version(data), indent=2)
+
+
+def with_version(data: Any) -> Any:
+    """The document with the version of its schema; of a list, each record."""
+    if isinstance(data, dict):
+        return {"schema_version": SCHEMA_VERSION, **data}
+    return [with_version(each) for each in data]
 
 
 def say(*texts: str) -> None:
@@ -93,6 +104,25 @@ def block(text: str) -> None:
     _write(sys.stdout, terminal.lines(text) if sys.stdout.isatty() else text)
 
 
+def raw(content: bytes) -> None:
+    """Print an answer as it came; on a terminal as text, with its control characters escaped.
+
+    Raises UsageError on a terminal for an answer that is not text.
+    """
+    if sys.stdout.isatty():
+        if b"\0" in content:
+            raise UsageError("the response is not text", hint="-o FILE writes it to a file")
+        block(f"{content.decode(errors='replace').rstrip()}\n")
+        return
+    try:
+        sys.stdout.buffer.write(content)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputLost(str(error.strerror)) from error
+
+
 def log(
     lines: Iterable[LogLine | str],
     *,
@@ -137,14 +167,14 @@ def folded(row: Run, folding: Folding) -> None:
     """Note how many lines were left out, and how to see them."""
     if folding.hidden:
         command = shell.command("deploykit", "logs", row.run, "--raw")
-        what = "torchrun's own, C++ frames, repeated tracebacks"
+        what = "torchrun messages, C++ frames, repeated tracebacks"
         note(f"{units.plural(folding.hidden, 'line')} hidden ({what}); `{command}` shows all")
 
 
 def log_data(lines: Iterable[LogLine]) -> None:
     """Print log lines as JSON, one document each."""
     for line in lines:
-        _json(line._asdict())
+        _json(with_version(line._asdict()))
 
 
 def error(error: DeploykitError, *, as_json: bool) -> None:
@@ -159,11 +189,16 @@ def error(error: DeploykitError, *, as_json: bool) -> None:
         }
         emit({"error": data})
         return
-    note(f"error: {error.message}")
+    note(*error_lines(error))
+
+
+def error_lines(error: DeploykitError) -> list[str]:
+    """An error as people read it: the message, every problem, and the hint."""
+    lines = [f"error: {error.message}"]
     for problem in error.problems:
         mark = "warning: " if problem.severity == "warning" else ""
-        note(*(f"  {text}" for text in _problem(problem, mark)))
-    note(*(f"  {text}" for text in (error.hint or "").split("\n") if text))
+        lines += [f"  {text}" for text in _problem(problem, mark)]
+    return lines + [f"  {text}" for text in (error.hint or "").split("\n") if text]
 
 
 def warnings(problems: Iterable[Problem]) -> None:
@@ -180,6 +215,8 @@ def _problem(problem: Problem, mark: str) -> Iterator[str]:
     yield f"{mark}{place}{problem.message}{hint}"
     if problem.source:
         yield f"  see {problem.source}"
+    if problem.rule:
+        yield f"  or `{shell.command('deploykit', 'explain', problem.rule)}`"
 
 
 def table(

@@ -1,7 +1,7 @@
 """Show the profile of a run: which ranks computed, which waited, and the costliest operators.
 
-Request a profile with `deploykit submit --profile torch:20:25`. Nsight Systems
-reports and memory snapshots are listed, with the command that opens them.
+Request a profile with `deploykit submit --profile torch:20:25`. Nsight Systems reports and memory
+snapshots are listed with the command that opens each.
 
 deploykit profile exp-1
 deploykit profile --from FOLDER     files copied from another machine
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="folder",
         type=Path,
         metavar="FOLDER",
-        help="read the files in this folder instead, copied from a login node or a bucket",
+        help="read the files in this folder, copied from a login node or a bucket",
     )
 
 
@@ -52,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
         raise NotFound(
             f"no profile found in {folder}",
             hint="request one with `deploykit submit --profile torch:20:25`; the log says why a "
-            "rank has no profile. For a login node or a bucket, copy the files and use --from",
+            "rank has no profile. If the files are on a login node or in a bucket, copy them and "
+            "use --from",
         )
     ranks = [traces.read(path) for path in files]
     slowest = traces.slowest(ranks)
@@ -76,9 +77,9 @@ def _other_lines(title: str, others: Sequence[_File]) -> Iterator[str]:
     reports = [one for one in others if one.how.startswith("nsys-ui")]
     snapshots = others[len(reports) :]
     if reports:
-        yield f"{title}: {_count(reports, 'report')} of Nsight Systems"
+        yield f"{title}: {_count(reports, 'Nsight Systems report')}"
         yield from (one.how for one in reports)
-        yield f"sums in the terminal: nsys stats {shlex.quote(reports[0].file)}"
+        yield f"summary in the terminal: nsys stats {shlex.quote(reports[0].file)}"
     if snapshots:
         yield f"{title}: {_count(snapshots, 'memory snapshot')} of GPUs that ran out of memory"
         yield from (one.how for one in snapshots)
@@ -98,7 +99,7 @@ def _place(args: argparse.Namespace) -> tuple[str, Path]:
 def _lines(title: str, ranks: Sequence[RankProfile], slowest: RankProfile | None) -> Iterator[str]:
     where = "GPU" if ranks[0].on_gpu else "CPU"
     profiled = f"{_time(ranks[0].seconds)} profiled"
-    yield f"{title}: {_count(ranks, 'rank')}, {profiled}, times of the {where}"
+    yield f"{title}: {_count(ranks, 'rank')}, {profiled}, {where} times"
     yield ""
     yield "rank  computing  communicating  (waiting)   idle"
     for one in ranks:

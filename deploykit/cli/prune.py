@@ -1,7 +1,7 @@
 """Remove old runs, and files that no run needs. Unfinished runs and sweeps are kept.
 
-Without options, no run is removed: only leftovers of interrupted submits, unused bundles, and
-source files of ended runs that their bundles also have. Options select runs to remove as well.
+Without options, removes only leftovers of interrupted submits, unused bundles, and source files of
+finished runs that their bundles also contain. With options, also removes the selected runs.
 
 deploykit prune --older 30d --keep-last 10 --dry-run  what would be removed
 deploykit prune --state failed --yes                  in a script
@@ -48,20 +48,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--older",
         type=arguments.seconds,
         metavar="TIME",
-        help="runs submitted longer ago than this, e.g. 30d or 12h; also ended sweeps without "
-        "runs, and crash logs",
+        help="remove runs submitted longer ago than this, such as 30d or 12h, and equally old "
+        "crash logs and ended sweeps without runs",
     )
     parser.add_argument(
-        "--keep-last", type=_count, metavar="N", help="all matching runs except the newest N"
+        "--keep-last", type=_count, metavar="N", help="remove all matching runs except the newest N"
     )
     parser.add_argument(
         "--state",
         action="append",
         choices=_STATES,
-        help=f"runs in this state: {', '.join(_STATES)} (repeatable)",
+        help=f"remove runs in this state: {', '.join(_STATES)} (repeatable)",
     )
     parser.add_argument("--dry-run", action="store_true", help="show what would be removed")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--yes", action="store_true", help="remove without asking")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -80,7 +80,10 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         output.emit({"found": list(map(_data, removals)), "removed": list(map(_data, removed))})
     elif removed:
-        output.note(f"removed {len(removed)}: {units.size(sum(one.size for one in removed))}")
+        output.note(
+            f"removed {units.plural(len(removed), 'item')}, "
+            f"{units.size(sum(one.size for one in removed))}"
+        )
     if not args.dry_run:
         storage.tidy_all()
     failed = any(outcome is False for _, outcome in outcomes)
@@ -128,7 +131,9 @@ def _but_needed(rows: Sequence[Run]) -> list[Run]:
     needed = storage.needed_by_sweeps(rows)
     for sweep in sorted(set(needed.values())):
         whole = shell.command("deploykit", "rm", sweep)
-        output.note(f"the unfinished sweep {sweep} keeps its runs; `{whole}` removes all of it")
+        output.note(
+            f"the unfinished sweep {sweep} keeps its runs; `{whole}` removes the sweep and its runs"
+        )
     return [row for row in rows if row.run not in needed]
 
 
@@ -179,12 +184,15 @@ def _show(removals: Sequence[Removal]) -> None:
         for one in removals
     ]
     output.table(["size", "date", "what", "state", "name"], rows)
-    output.note(f"{len(removals)} to remove, {units.size(sum(one.size for one in removals))}")
+    output.note(
+        f"{units.plural(len(removals), 'item')} to remove, "
+        f"{units.size(sum(one.size for one in removals))}"
+    )
 
 
 def _agreed(count: int) -> bool:
     """Whether a person says yes."""
-    output.note(f"Remove {count}? Type y and Enter:")
+    output.note(f"Remove {units.plural(count, 'item')}? Type y and press Enter:")
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
@@ -197,7 +205,7 @@ def _removed(one: Removal) -> bool | None:
         return None if error.transient else False
     for location, command in one.left:
         if command:
-            output.note(f"{one.name} left {location}: {command}")
+            output.note(f"{one.name}: {location} remains; to remove it: {command}")
     return True
 
 

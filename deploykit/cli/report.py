@@ -1,11 +1,12 @@
 """Write a report of one or more runs: an HTML file with curves, timeline, cause and settings.
 
-The file opens offline, runs no script, follows light and dark mode, and prints well. For several
-runs, curves share a chart, and the table of `compare` is included. It quotes the log, so review it
-before you publish it.
+The file works offline, runs no scripts, supports light and dark mode, and prints well. With several
+runs, their curves share charts, and the `compare` table is included. The file quotes the log, so
+review it before you publish it.
 
 deploykit report exp-1                          report-exp-1.html
 deploykit report exp-1 exp-2 --output two.html
+deploykit report exp-1 --markdown               for a pull request, on standard output
 """
 
 from __future__ import annotations
@@ -29,22 +30,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         *("-o", "--output"),
         type=Path,
         metavar="FILE",
-        help="where to write it (default: report-RUN.html in the current folder)",
+        help="file to write (default: report-RUN.html in the current folder)",
     )
     parser.add_argument("--force", action="store_true", help="replace an existing file")
+    parser.add_argument(
+        "--markdown",
+        action="store_true",
+        help="print the key numbers, the cause and the metrics as Markdown instead",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     rows = {row.run: row for row in map(registry.get, args.run or [None])}
     if len(rows) > MAX_RUNS:
         raise UsageError(
-            f"a report shows at most {MAX_RUNS} runs, but {len(rows)} are given",
-            hint="`deploykit compare` takes any number",
+            f"a report shows at most {MAX_RUNS} runs, but {len(rows)} were given",
+            hint="`deploykit compare` accepts any number of runs",
         )
-    from deploykit.cli import report_page, report_sections  # not needed for --help
+    if args.markdown and (args.json or args.output or args.force):
+        raise UsageError(
+            "--markdown cannot be combined with --json, --output or --force",
+            hint="redirect standard output instead: `deploykit report --markdown > comment.md`",
+        )
+    from deploykit.cli import report_markdown, report_page, report_sections  # not needed for --help
 
     reports = [run_report.of(row) for row in run_state.refresh(list(rows.values()))]
-    path = args.output or Path(f"report-{next(iter(rows))}.html")
+    if args.markdown:
+        output.block(report_markdown.report(reports))
+        output.note(*(f"could not read {problem}" for one in reports for problem in one.problems))
+        return 0
+    path = args.output or default_path(next(iter(rows)))
     saved = report_page.save(path, report_sections.document(reports), force=args.force)
     problems = [f"{one.facts.row.run}: {it}" for one in reports for it in one.problems]
     if args.json:
@@ -53,3 +68,8 @@ def run(args: argparse.Namespace) -> int:
     output.note(*(f"could not read {problem}" for problem in problems))
     report_page.announce(saved)
     return 0
+
+
+def default_path(run: str) -> Path:
+    """Where the report of a run is written, unless the user names a file."""
+    return Path(f"report-{run}.html")

@@ -37,7 +37,7 @@ def save(path: Path, page: str, *, force: bool) -> dict[str, Any]:
     """Write the file, and return where it is and its size. Raises UsageError if it exists."""
     if force:
         path.unlink(missing_ok=True)
-    paths.create(path, page, "name another file with --output, or replace it with --force")
+    paths.create(path, page, "choose another file with --output, or replace it with --force")
     return {"file": str(path), "uri": path.absolute().as_uri(), "bytes": path.stat().st_size}
 
 

@@ -48,7 +48,7 @@ def document(reports: Sequence[RunReport]) -> str:
     return report_page.rendered(
         "report/run.html.j2",
         _attempts(reports),
-        "Links lead to files on {host}. All times are in UTC.",
+        "Links open files on {host}. All times are in UTC.",
     )
 
 
@@ -77,14 +77,15 @@ def _view(report: RunReport) -> dict[str, Any]:
         "id": facts.row.run,
         "state": State(facts.row.state).value,
         "sentence": _sentence(report),
-        "tiles": _tiles(report),
-        "cause": _cause(report),
+        "tiles": tiles(report),
+        "cause": cause(report),
         "facts": _facts(report),
         "timeline": _timeline(report),
         "metrics": [
             (one.name, charts.short(one.last, 6), _best(one.best), one.source)
             for one in list(facts.metrics.values())[:MAX_METRICS]
         ],
+        "evaluation": _evaluation(facts),
         "step": _step(facts.curves),
         "profile": [_profile(rank) for rank in report.profile],
         "slow": report.slow,
@@ -97,6 +98,24 @@ def _view(report: RunReport) -> dict[str, Any]:
         "files": [(path.as_uri(), str(path.relative_to(folder))) for path in report.files],
         "written": "\n".join(describe.written_lines(facts.row)),
         "problems": report.problems,
+    }
+
+
+def _evaluation(facts: RunFacts) -> dict[str, Any] | None:
+    """What is known of the predictions of its model."""
+    if facts.evaluation is None:
+        return None
+    run, result = facts.evaluation
+    known = dict(result.facts)
+    samples = f"{known['evaluated']} samples" if "evaluated" in known else ""
+    data = f"the {known['split']} data" if "split" in known else ""
+    step = f"the model after step {known['step']}" if "step" in known else ""
+    parts = ", with ".join(filter(None, (" of ".join(filter(None, (samples, data))), step)))
+    return {
+        "sentence": f"Run {run}: {parts}." if parts else f"Run {run}.",
+        "numbers": [(name, charts.short(value, 6)) for name, value in result.numbers.items()],
+        "figures": charts.draw(result.charts),
+        "tables": result.tables,
     }
 
 
@@ -125,8 +144,9 @@ def _ended(one: RunReport) -> str:
     if state in {State.FAILED, State.CANCELLED}:
         verb = "failed" if state is State.FAILED else "was cancelled"
         return verb if ran is None else f"{verb} after {took}"
-    has = "is " if state is not State.UNSENT else "was never sent, "
-    return f"{has}{facts.row.state}" + (f" for {took}" if ran is not None else "")
+    if state is State.UNSENT:
+        return "was never sent"
+    return f"is {facts.row.state}" + (f" for {took}" if ran is not None else "")
 
 
 def _where(one: RunReport) -> str:
@@ -140,7 +160,7 @@ def _where(one: RunReport) -> str:
     return at
 
 
-def _tiles(one: RunReport) -> list[Sequence[str]]:
+def tiles(one: RunReport) -> list[Sequence[str]]:
     """The numbers that people look for first; without a value where one is not known."""
     facts, row = one.facts, one.facts.row
     resources = one.job.get("resources")
@@ -172,7 +192,7 @@ def _best_metrics(facts: RunFacts) -> Iterator[tuple[str, str]]:
             yield f"best {best[0]}", charts.short(best[1], 4)
 
 
-def _cause(report: RunReport) -> dict[str, Any] | None:
+def cause(report: RunReport) -> dict[str, Any] | None:
     """Why it failed, with the evidence and what to do."""
     if not report.causes:
         return None
@@ -189,7 +209,7 @@ def _cause(report: RunReport) -> dict[str, Any] | None:
         "notes": [
             ("found in", "; ".join(run_diagnosis.source(it, folder) for it in proofs)),
             ("ruled out", first.rule.probably_not),
-            ("perhaps also", also),
+            ("possibly also", also),
         ],
         "others": "\n".join(run_diagnosis.lines(others)) if others else "",
     }
@@ -257,7 +277,7 @@ def _compared(facts: Sequence[RunFacts]) -> dict[str, Any]:
     return {
         "headings": ["", *(one.row.run for one in facts)],
         "settings": [_row(line) for line in settings],
-        "same": f"{compared.same} settings are the same in all.",
+        "same": f"{compared.same} settings are the same in all runs.",
         "metrics": [_row(line) for line in metrics],
     }
 
@@ -334,10 +354,10 @@ class _Quantity(NamedTuple):
 
 
 _QUANTITIES = (
-    _Quantity("Memory of each rank", "GiB", lambda one: _gib(one.memory)),
-    _Quantity("GPU memory of each rank", "GiB", lambda one: _gib(one.gpu_memory)),
-    _Quantity("GPU of each rank", "%", lambda one: one.gpu),
-    _Quantity("CPU of each rank", "% of a core", lambda one: one.cpu),
+    _Quantity("Memory per rank", "GiB", lambda one: _gib(one.memory)),
+    _Quantity("GPU memory per rank", "GiB", lambda one: _gib(one.gpu_memory)),
+    _Quantity("GPU utilization per rank", "%", lambda one: one.gpu),
+    _Quantity("CPU usage per rank", "% of a core", lambda one: one.cpu),
 )
 
 

@@ -1,8 +1,8 @@
-"""Submit exactly what a run sent: the same bundle, by its hash, the same job and arguments.
+"""Submit an exact copy of a run: the same bundle (by its hash), job and arguments.
 
-Only the run id differs. Where the job names a location for results or checkpoints, the new run gets
-its own subfolder, so that it neither resumes from the old run nor overwrites its files. Data is
-read as it is now. To change something, use `rerun`.
+Only the run id differs. If the job names a location for results or checkpoints, the new run uses
+its own subfolder there, so it does not resume from the old run or overwrite its files. Data is not
+copied, so it may have changed since. To change something, use `rerun`.
 
 deploykit reproduce exp-1
 deploykit reproduce exp-1 --backend local --wait
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--new-launcher",
         action="store_true",
-        help="use the launcher of this version even if the run had another one",
+        help="use this version's launcher, even if the run used another one",
     )
 
 
@@ -37,13 +37,15 @@ def run(args: argparse.Namespace) -> int:
         output.note(*(f"{name}: {location}" for name, location in same.moved.items()))
         if same.unlocked:
             output.note(
-                f"the dependencies of {same.unlocked} may get other versions: they had no lock, "
-                f"which `uv lock --script {shlex.quote(same.unlocked)}` writes"
+                f"the dependencies of {same.unlocked} may resolve to other versions, because it "
+                f"has no lock file; `uv lock --script {shlex.quote(same.unlocked)}` writes one"
             )
         if args.dry_run:
             submit.show(same.prepared, as_json=args.json)
             return 0
         new = same.submit()
-    output.note(f"{new.run}: the bundle {new.bundle[:12]} of {row.run}")
-    output.note(f"  compare them later: {shell.command('deploykit', 'compare', row.run, new.run)}")
+    output.note(f"{new.run}: sent bundle {new.bundle[:12]} of {row.run}")
+    output.note(
+        f"  to compare them later: {shell.command('deploykit', 'compare', row.run, new.run)}"
+    )
     return rerun.shown(new, args)

@@ -1,9 +1,9 @@
-"""Remove ended runs: their folders on this machine, and bundles that no other run uses.
+"""Remove finished runs: their folders on this machine, and bundles that no other run uses.
 
-Results and checkpoints in the run's folder are removed too. Files elsewhere are kept and listed,
-with the command that removes them; `--remote` removes those that no other run uses, too: the run's
-results in S3, and its folder on a login node. The whole id of a sweep removes the sweep and all its
-runs.
+Results and checkpoints in the run's folder are removed too. Files elsewhere are kept, and listed
+with the command that removes them. `--remote` also removes the run's results in S3 and its folder
+on a login node, unless another run uses them. Given the full id of a sweep, removes the sweep and
+all its runs.
 
 deploykit rm exp-1 exp-2
 deploykit rm exp-1 --remote
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--remote",
         action="store_true",
-        help="also delete the run's own files in S3 or on the login node; asks on a terminal",
+        help="also delete the run's own files in S3 or on the login node; asks for confirmation",
     )
     parser.add_argument("--yes", action="store_true", help="delete remote files without asking")
 
@@ -105,7 +105,7 @@ def _remove(rows: Sequence[Run], args: argparse.Namespace) -> list[dict[str, Any
 
 def _left(remaining: tuple[str, str | None]) -> str:
     location, command = remaining
-    return f"  left    {location}: {command or 'named in the job file, so other runs may use it'}"
+    return f"  left    {location}: {command or 'set in the job file, so other runs may use it'}"
 
 
 def _sweeps(names: Sequence[str]) -> dict[str, SweepRecord]:

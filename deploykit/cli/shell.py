@@ -1,8 +1,8 @@
 """Open a shell next to a rank of a running run: on its node, in its folder and environment.
 
 Type `exit` to leave; the run continues. With --json, print the command that opens the shell. With
---debugger, connect your editor to a rank that waits for it (`submit --debugger`): the settings for
-VS Code are printed, and its connections are forwarded until the run ends.
+--debugger, connect your editor to a rank that waits for a debugger (`submit --debugger`): prints
+the settings for VS Code, and forwards its connections until the run ends.
 
 deploykit shell                    rank 0 of the newest run
 deploykit shell exp-1 --rank 3
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--debugger",
         action="store_true",
-        help="connect an editor to the rank that waits for one",
+        help="connect an editor to the rank that waits for a debugger",
     )
     parser.add_argument(
         "--port",
@@ -43,10 +43,10 @@ def run(args: argparse.Namespace) -> int:
         return _debug(row, args.port, as_json=args.json)
     if not args.json and not programs.has_person():
         hint = "`deploykit exec RUN -- COMMAND` works without one"
-        raise UsageError("a shell needs a terminal for its input and output", hint=hint)
+        raise UsageError("a shell requires a terminal for input and output", hint=hint)
     command = enter.argv(row, args.rank, (), terminal=True)
     if not args.json:
-        output.note(f"{row.run}, rank {args.rank}: `exit` ends this shell")
+        output.note(f"{row.run}, rank {args.rank}: type `exit` to leave this shell")
         programs.become(command)
     output.emit({"run": row.run, "rank": args.rank, "command": command})
     return 0
@@ -55,17 +55,15 @@ def run(args: argparse.Namespace) -> int:
 def _debug(row: Run, port: int, *, as_json: bool) -> int:
     """Print what the editor needs as soon as the rank runs, and pass its connections on."""
     rank = enter.debugged_rank(row)
-    output.note(
-        f"{row.run}: waiting until rank {rank} runs; Ctrl-C stops waiting; the run continues"
-    )
+    output.note(f"{row.run}: waiting for rank {rank} to start; Ctrl-C stops the wait, not the run")
     remote = enter.working_folder(row, rank)
     with enter.listen_for_editor(port) as server:
         configuration = enter.editor_configuration(row, rank, remote, port)
         if not as_json:
             output.note(
-                "add this to `configurations` in .vscode/launch.json of VS Code, then press F5"
+                "add this to `configurations` in .vscode/launch.json, then press F5 in VS Code"
             )
-        output.emit(configuration)
+        output.emit(configuration, foreign=True)
         for _ in enter.serve_debugger(row, rank, server):
             output.note("editor connected")
     output.note(f"{row.run} has ended")

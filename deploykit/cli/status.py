@@ -1,7 +1,9 @@
-"""Show the state of runs, and the reason. Without RUN: all unfinished runs, or else the newest.
+"""Show the state of runs, with the reason.
+
+Without RUN, shows all unfinished runs, or else the newest run.
 
 deploykit status
-deploykit status exp-1 --json
+deploykit status exp-1 -q '[0].exit_code'
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from deploykit.backends import base as backend
-from deploykit.cli import describe, output
+from deploykit.cli import describe, output, query
 from deploykit.job.model import State, Status
 from deploykit.lib import units
 from deploykit.lib.errors import UsageError
@@ -22,46 +24,49 @@ from deploykit.run import registry
 from deploykit.run import state as run_state
 from deploykit.run.registry import Run
 
-SHARED = ("runs",)
+SHARED = ("runs", "query")
 _MAX_TASKS = 100
 """Tasks of a job array that are printed."""
 
 
 def run(args: argparse.Namespace) -> int:
-    rows = run_state.refresh(registry.selected(args.run))
-    if args.json:
-        output.emit([_data(row) for row in rows])
+    rows = run_state.refresh(registry.selected(args.run), run_state.PATIENCE)
+    if query.is_data(args):
+        records = [data(row) for row in rows]
+        query.emit(args, records, records)
         return 0
     for row in rows:
         describe.run_text(row, run_diagnosis.brief(row), _progress(row))
         tasks = _tasks(row)
-        for number, (status, count) in enumerate(tasks[:_MAX_TASKS]):
+        for number, status, count in tasks[:_MAX_TASKS]:
             code = f", exit code {status.exit_code}" if status.exit_code is not None else ""
             reason = f": {status.reason}" if status.reason else ""
             files = "" if count is None else f", {units.plural(count, 'file')}"
             output.say(f"  task {number}: {status.state.value}{code}{files}{reason}")
         if len(tasks) > _MAX_TASKS:
-            output.say(f"  and {len(tasks) - _MAX_TASKS} more tasks: --json lists all")
+            output.say(f"  and {len(tasks) - _MAX_TASKS} more tasks; --json lists all")
     return 0
 
 
-def _tasks(row: Run) -> list[tuple[Status, int | None]]:
-    """The status of each task of a job array, and how many files it has written, if it ended."""
+def _tasks(row: Run) -> list[tuple[int, Status, int | None]]:
+    """Each task of a job array: its number, status and, if it ended, how many files it wrote."""
     try:
         engine = backend.find(row.backend)
     except UsageError:  # the backend is no longer installed
         return []
-    if row.handle is None or not backend.offers(engine, "task_status"):
+    unanswered = row.reason.startswith(registry.LAST_KNOWN)
+    if row.handle is None or unanswered or not backend.offers(engine, "task_status"):
         return []
     tasks = []
-    for number, status in enumerate(engine.task_status(row.handle)):
+    for number, status in engine.task_status(row.handle).items():
         record = exit_records.written(Path(row.folder, "tasks", str(number)))
         places = (record.output, record.checkpoints, record.working_folder) if record else ()
-        tasks.append((status, sum(place.count for place in places) if record else None))
+        count = sum(place.count for place in places) if record else None
+        tasks.append((number, status, count))
     return tasks
 
 
-def _data(row: Run) -> dict[str, Any]:
+def data(row: Run) -> dict[str, Any]:
     """A run as JSON, with the tasks of a job array."""
     tasks = [
         {
@@ -71,7 +76,7 @@ def _data(row: Run) -> dict[str, Any]:
             "reason": status.reason,
             "files": count,
         }
-        for number, (status, count) in enumerate(_tasks(row))
+        for number, status, count in _tasks(row)
     ]
     return {**describe.run_data(row), **({"tasks": tasks} if tasks else {})}
 

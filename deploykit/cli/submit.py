@@ -1,7 +1,7 @@
 """Run a job on a backend. With --dry-run, print exactly what would be sent, and send nothing.
 
-Arguments after `--` are passed to the script, after those of the job file. A script needs no job
-file; if there is one, the script replaces its entrypoint.
+Arguments after `--` are passed to the script, after those of the job file. A script can run without
+a job file; if one exists, the script replaces its entrypoint.
 
 deploykit submit -- --lr 0.1
 deploykit submit train.py --nodes 2 --processes-per-node 4 -- --lr 0.1
@@ -20,11 +20,11 @@ from deploykit.cli import arguments, describe, output
 from deploykit.cost import cap
 from deploykit.job import script as script_job
 from deploykit.job.checks import DEBUGGER
-from deploykit.job.file import Option
+from deploykit.job.file import Option, Overrides
 from deploykit.job.model import DataFolder, Entry
 from deploykit.lib import paths, units
 from deploykit.lib.errors import UsageError
-from deploykit.run import budgets, lifecycle
+from deploykit.run import lifecycle
 from deploykit.run.lifecycle import Prepared
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile",
         metavar="torch:FIRST:LAST",
-        help="profile these optimizer steps on all ranks; `deploykit profile` shows the result. "
-        "nsys or nsys:FIRST:LAST: with Nsight Systems. memory: save a snapshot when a GPU "
-        "runs out of memory",
+        help="profile these optimizer steps on all ranks, for `deploykit profile`; nsys or "
+        "nsys:FIRST:LAST uses Nsight Systems; memory saves a snapshot when a GPU runs out of "
+        "memory",
     )
     parser.add_argument(
         "--debugger",
@@ -67,14 +67,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "`deploykit shell --debugger`; requires debugpy on the node",
     )
     parser.add_argument(
-        "--max-cost", metavar="MONEY", help="refuse a job that may cost more, such as '50 USD'"
+        "--max-cost",
+        metavar="MONEY",
+        help="refuse a job that could cost more than this, such as '50 USD'",
     )
     parser.add_argument(
         "--stop-at-cap",
         action="store_true",
-        help="with --max-cost: submit such a job, and stop it before it costs more",
+        help="with --max-cost: submit the job anyway, and stop it before it exceeds the cap",
     )
-    parser.add_argument("--run", metavar="ID", help="run id; the same id never starts a second job")
+    parser.add_argument(
+        "--init-from",
+        metavar="RUN|FOLDER",
+        help="start from the weights of a run's last checkpoint, a package made by `deploykit "
+        "export`, or a Hugging Face folder",
+    )
+    parser.add_argument(
+        "--run", metavar="ID", help="run id; submitting the same id again never starts a second job"
+    )
     parser.add_argument(
         "--yes", action="store_true", help="upload more than 10 GB of data without asking"
     )
@@ -85,11 +95,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Submit the job, or print its plan; with --wait, return the job's exit code."""
-    overrides = [*args.set, *_switches(args)]
     with _bars():
-        prepared = lifecycle.prepare(
-            *(args.job, overrides, args.backend, args.run, args.arguments), pack=not args.dry_run
-        )
+        prepared, overrides = _prepared(args)
     if args.strict:
         lifecycle.refuse(args.job, prepared.warnings)
     output.warnings(prepared.warnings)
@@ -122,10 +129,26 @@ def run(args: argparse.Namespace) -> int:
     return wait.follow(row, as_json=args.json, timeout=None)
 
 
+def _prepared(args: argparse.Namespace) -> tuple[Prepared, Overrides]:
+    """The plan, and the overrides that the command line has made."""
+    overrides: Overrides = [*args.set, *_switches(args)]
+    given = (args.backend, args.run, args.arguments)
+    if not args.init_from:
+        return lifecycle.prepare(args.job, overrides, *given, pack=not args.dry_run), overrides
+    from deploykit.run import model_channel  # imports much
+
+    overrides = model_channel.init_from(
+        args.init_from, args.job, overrides, args.backend, fetch=not args.dry_run
+    )
+    prepared = lifecycle.prepare(args.job, overrides, *given, pack=not args.dry_run)
+    model_channel.require_init_from(prepared.plan)
+    return prepared, overrides
+
+
 def _default_used(prepared: Prepared) -> str:
     """Say that the job has sections, of other backends than the default one, which it uses."""
-    others, used = " and ".join(prepared.others), prepared.plan.backend
-    return f"note: runs on {used}, the default; the job has a section for {others}: -b chooses"
+    others, used = " or ".join(prepared.others), prepared.plan.backend
+    return f"note: runs on {used}, the default backend; use -b to choose {others} instead"
 
 
 def _bars() -> contextlib.AbstractContextManager[None]:
@@ -194,12 +217,14 @@ def _note_cost(prepared: Prepared) -> Estimate | None:
     """Note what a job may cost, where something is billed; and return that."""
     estimate = lifecycle.billed(prepared.plan)
     if estimate is not None:
-        output.note(*(f"warning: {text}" for text in estimate.warnings), estimate.summary())
+        output.note(estimate.summary())
         if stop := cap.stop(prepared.plan.job, estimate):
             after = units.exact_span(stop[1])
-            output.note(f"the run will be stopped after {after}, before it exceeds {stop[0]}")
+            output.note(
+                f"the run will be stopped after {after}, before it costs more than {stop[0]}"
+            )
         if prepared.plan.job.budget is not None:
-            output.note(str(budgets.of(prepared.plan.job.budget)))
+            output.note(str(describe.budget(prepared.plan.job.budget)))
     return estimate
 
 
@@ -221,12 +246,12 @@ def _name_largest(prepared: Prepared) -> None:
         large = [entry for entry in entries if entry.size > _LARGE // 100] or entries
         largest = (f"{entry.path} ({units.size(entry.size)})" for entry in large[:_SHOWN])
         output.note(
-            f"source: {_files(prepared)}; the largest: {', '.join(largest)}",
-            "  list files the job does not need in .deploykitignore",
+            f"source: {_files(prepared)}; largest: {', '.join(largest)}",
+            "  to exclude files that the job does not need, list them in .deploykitignore",
         )
 
 
-def _save(args: argparse.Namespace, overrides: list[str]) -> None:
+def _save(args: argparse.Namespace, overrides: Overrides) -> None:
     """Write the job file of this job. Raises UsageError where the file exists."""
     draft = lifecycle.read(args.job, overrides)
     if args.backend:
@@ -244,28 +269,32 @@ def show(prepared: Prepared, *, as_json: bool) -> None:
         _note_data(prepared, listed=True)
         output.block(plan.text)
         return
-    output.emit(
-        {
-            "run": plan.run,
-            "backend": plan.backend,
-            "target": plan.target,
-            "language": plan.language,
-            "text": plan.text,
-            "bundle": {
-                "hash": plan.bundle.hash,
-                "bytes": plan.bundle.size,
-                "commit": plan.bundle.commit,
-                "files": [entry.path for entry in plan.bundle.entries],
-                "kept_back": list(plan.bundle.kept_back),
-            },
-            "data": [_data(prepared, folder) for folder in plan.data],
-            "cost": estimate and estimate.data(),
-            "warnings": [problem._asdict() for problem in prepared.warnings],
-        }
-    )
+    output.emit(data(prepared, estimate))
 
 
-def _data(prepared: Prepared, folder: DataFolder) -> dict[str, Any]:
+def data(prepared: Prepared, estimate: Estimate | None) -> dict[str, Any]:
+    """A plan as JSON, with what it may cost."""
+    plan = prepared.plan
+    return {
+        "run": plan.run,
+        "backend": plan.backend,
+        "target": plan.target,
+        "language": plan.language,
+        "text": plan.text,
+        "bundle": {
+            "hash": plan.bundle.hash,
+            "bytes": plan.bundle.size,
+            "commit": plan.bundle.commit,
+            "files": [entry.path for entry in plan.bundle.entries],
+            "kept_back": list(plan.bundle.kept_back),
+        },
+        "data": [_folder_data(prepared, folder) for folder in plan.data],
+        "cost": estimate and estimate.data(),
+        "warnings": [problem._asdict() for problem in prepared.warnings],
+    }
+
+
+def _folder_data(prepared: Prepared, folder: DataFolder) -> dict[str, Any]:
     return {
         "channel": folder.channel,
         "source": str(folder.source),

@@ -1,14 +1,14 @@
 """Search for the best hyperparameters of a job: each trial is a run with different arguments.
 
 deploykit sweep sweep.yaml                   start, and follow until all trials have ended
-deploykit sweep --grid lr=0.1,0.01 --metric loss     a grid over job.yaml, without a file
-deploykit sweep sweep.yaml -- --epochs 3     with arguments for the script of every trial
+deploykit sweep --grid lr=0.1,0.01 --metric loss     search a grid over job.yaml, without a file
+deploykit sweep sweep.yaml -- --epochs 3     pass arguments to the script of every trial
 deploykit sweep sweep.yaml --dry-run         show the maximum cost and one trial; start nothing
-deploykit sweep status [SWEEP]               show its trials; `list` shows all sweeps
-deploykit sweep stop [SWEEP]                 cancel its runs
+deploykit sweep status [SWEEP]               show a sweep's trials; `list` shows all sweeps
+deploykit sweep stop [SWEEP]                 cancel a sweep's runs
 deploykit sweep resume [SWEEP]               continue after `stop`, Ctrl-C or a crash
-deploykit sweep best [SWEEP] --write best.yaml       a job file with the best parameters
-deploykit sweep report [SWEEP]               one HTML file; `watch` shows a sweep live
+deploykit sweep best [SWEEP] --write best.yaml       write a job file with the best parameters
+deploykit sweep report [SWEEP]               write an HTML report; `watch` shows a sweep live
 
 Ctrl-C stops the controller, but not the runs. No trial is ever started twice.
 """
@@ -45,13 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "action",
         nargs="?",
         metavar="ACTION",
-        help=f"{', '.join(_ACTIONS)}; with only a file or --grid: start",
+        help=f"{', '.join(_ACTIONS)} (default with a file or --grid: start)",
     )
     parser.add_argument(
         "name",
         nargs="?",
         metavar="FILE|SWEEP",
-        help="start: the sweep file (default: sweep.yaml); others: the sweep (default: the newest)",
+        help="start: sweep file (default: sweep.yaml); other actions: sweep id (default: the "
+        "newest)",
     )
     _add_for_start(parser)
     parser.add_argument(
@@ -61,9 +62,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--write", type=Path, metavar="FILE", help="best: write a job file with the best parameters"
     )
     parser.add_argument(
-        *("-o", "--output"), type=Path, metavar="FILE", help="report: default report-SWEEP.html"
+        *("-o", "--output"),
+        type=Path,
+        metavar="FILE",
+        help="report: file to write (default: report-SWEEP.html)",
     )
-    parser.add_argument("--force", action="store_true", help="report: replace the file")
+    parser.add_argument("--force", action="store_true", help="report: replace an existing file")
     parser.add_argument(
         "--once", action="store_true", help="watch: print the current state once, and exit"
     )
@@ -74,17 +78,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_for_start(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--grid", action="append", metavar="NAME=V,V", help="start: values to try (repeatable)"
+        "--grid",
+        action="append",
+        metavar="NAME=V,V",
+        help="start: values of a parameter to try (repeatable)",
     )
     parser.add_argument(
-        "--job", metavar="FILE|SCRIPT", help="start: the job of each trial (default: the file's)"
+        "--job",
+        metavar="FILE|SCRIPT",
+        help="start: job of each trial (default: from the sweep file)",
     )
     parser.add_argument(
         "--dry-run",
         action="store_true",
         help="start: show the maximum cost and one trial; start nothing",
     )
-    parser.add_argument("--metric", metavar="NAME", help="start: the metric to minimize")
+    parser.add_argument("--metric", metavar="NAME", help="start: metric to minimize")
     parser.add_argument(
         "--maximize", action="store_true", help="start: maximize the metric instead"
     )
@@ -92,10 +101,13 @@ def _add_for_start(parser: argparse.ArgumentParser) -> None:
         "--trials", type=arguments.count, metavar="N", help="start: total number of trials"
     )
     parser.add_argument(
-        "--parallel", type=arguments.count, metavar="N", help="start: number of runs at a time"
+        "--parallel",
+        type=arguments.count,
+        metavar="N",
+        help="start: maximum number of runs at a time",
     )
     parser.add_argument(
-        "--set", action="append", metavar="KEY=VALUE", help="start: override a key of the job"
+        "--set", action="append", metavar="KEY=VALUE", help="start: override a key of the job file"
     )
     parser.add_argument(
         "--sweep", metavar="ID", help="start: id of the sweep; run ids begin with it"

@@ -50,9 +50,7 @@ def _note_cost(defined: Defined) -> None:
     if sweep.max_cost is None:
         output.note("  `max_cost` in the sweep file limits the total cost of all trials")
     if backend.offers(backend.find(defined.base.backend), "refresh_prices"):
-        output.note(
-            "  `deploykit infra` creates a budget for the account that sends alerts by email"
-        )
+        output.note("  `deploykit infra` can add an account budget with email alerts")
 
 
 def _show_plan(defined: Defined, *, as_json: bool) -> int:
@@ -101,10 +99,41 @@ def resume(args: argparse.Namespace) -> int:
     return _control(record, args)
 
 
+def retry_failed(record: SweepRecord, *, as_json: bool) -> int:
+    """Try each failed trial again with its values, and follow the sweep to its end.
+
+    Raises UsageError if trials are left that have not run, if none has failed, or if each that has
+    is tried again already; TryAgain while another process controls the sweep.
+    """
+    with folder.controlling(record):
+        sweep = summary.of(record)
+        if not record.finished or len(sweep.trials) < sweep.total:
+            over = sum(one.state != "running" for one in sweep.trials)
+            go_on = shell.command("deploykit", "sweep", "resume", record.id)
+            raise UsageError(
+                f"{over} of {units.plural(sweep.total, 'trial')} of {record.id} have ended",
+                hint=f"run `{go_on}` first; --failed then reruns only the failed trials",
+            )
+        failed = [one.number for one in sweep.trials if one.state == "failed"]
+        again = [number for number in failed if number not in record.retried]
+        if not again:
+            why = "all failed trials were already retried" if failed else "no trial has failed"
+            raise UsageError(f"{record.id}: {why}")
+        record.retry(again)
+        record.ask_to_go_on()
+    output.note(f"{record.id}: retrying trials {', '.join(map(str, again))}")
+    return _run(record, as_json=as_json)
+
+
 def _control(record: SweepRecord, args: argparse.Namespace) -> int:
     """Control a sweep to its end, here or in the background."""
     if args.detach:
         return _detach(record, as_json=args.json)
+    return _run(record, as_json=args.json)
+
+
+def _run(record: SweepRecord, *, as_json: bool) -> int:
+    """Control a sweep to its end here."""
     go_on = shell.command("deploykit", "sweep", "resume", record.id)
     try:
         _follow(record)
@@ -114,16 +143,23 @@ def _control(record: SweepRecord, args: argparse.Namespace) -> int:
     except TryAgain:
         raise
     except DeploykitError as error:
-        error.hint = "\n".join(filter(None, [error.hint, f"then resume the sweep: {go_on}"]))
+        error.hint = "\n".join(filter(None, [error.hint, f"then resume the sweep with `{go_on}`"]))
         raise
-    return _end(record, as_json=args.json)
+    return _end(record, as_json=as_json)
 
 
 def _follow(record: SweepRecord) -> None:
     with folder.controlling(record), trial_job.of(record) as base:
-        trials = units.plural(space.trials(record.sweep), "trial")
+        trials = units.plural(record.total, "trial")
         output.note(f"{record.id}: {trials}, {record.sweep.parallel} at a time")
         Controller(record, folder.study(record), base, output.note).run()
+        receivers = base.job.notify
+    if receivers is not None:
+        for sent in summary.notify_end(record, receivers):
+            if sent.error:
+                output.note(
+                    f"{record.id}: {sent.receiver} did not receive the message: {sent.error}"
+                )
 
 
 def _end(record: SweepRecord, *, as_json: bool) -> int:
@@ -133,7 +169,8 @@ def _end(record: SweepRecord, *, as_json: bool) -> int:
         output.emit(sweep.data())
     else:
         _show(sweep)
-    return 0 if sweep.best or record.stopping else RunFailed.exit_code
+    stopped = record.stopping and not sweep.halted
+    return 0 if sweep.best or stopped else RunFailed.exit_code
 
 
 def _show(sweep: SweepSummary) -> None:

@@ -79,7 +79,7 @@ def _sentence(one: SweepSummary) -> str:
     parts = [f"{len(one.trials)} of {one.total} trials on {one.record.backend}{of_them}"]
     if one.best is not None:
         metric = one.record.sweep.objective.metric
-        parts.append(f"The best is trial {one.best.number}, {metric} {one.best.value:.6g}")
+        parts.append(f"The best is trial {one.best.number}, with {metric} {one.best.value:.6g}")
     if one.cost is not None:
         cap = one.record.sweep.max_cost
         parts.append(f"Cost so far: {one.cost}{f' of at most {cap}' if cap else ''}")

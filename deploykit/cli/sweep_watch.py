@@ -202,6 +202,8 @@ def lines(sweep: SweepSummary) -> Iterator[str]:
     """The state of a sweep: its trials, its cost, the best trial."""
     counts = ", ".join(f"{count} {state}" for state, count in sorted(sweep.counts.items()))
     yield f"{sweep.record.id}: {sweep.state}"
+    if sweep.halted:
+        yield f"  reason  {sweep.halted}"
     yield f"  trials  {len(sweep.trials)} of {sweep.total}{f': {counts}' if counts else ''}"
     if sweep.cost is not None:
         cap = sweep.record.sweep.max_cost
@@ -227,4 +229,4 @@ def spread(sweep: SweepSummary) -> Iterator[str]:
     yield f"          {best.spread}"
     if others := sweep.not_clearly_worse:
         numbers = ", ".join(map(str, others))
-        yield f"          not clearly worse, since the intervals overlap: {numbers}"
+        yield f"          not clearly worse, because the intervals overlap: trials {numbers}"

@@ -1,11 +1,11 @@
-"""Send missing metrics to the trackers that are named in the job file of a run.
+"""Send missing metrics to the trackers named in a run's job file.
 
-Restarts continue the same run of the tracker, and each step is sent once, so it is safe to repeat.
-While the run continues, the newest step of each metric is held back until the next one appears. For
-a job with `track`, `submit` starts this in the background.
+A restarted job continues the same tracker run. Each step is sent once, so the command is safe to
+repeat. While the run continues, the newest step of each metric is held back until the next one
+appears. For a job with `track`, `submit` runs the command in the background.
 
 deploykit sync exp-1
-deploykit sync exp-1 --follow    until the run has ended
+deploykit sync exp-1 --follow    keep sending until the run ends
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ SHARED = ("run",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--follow", action="store_true", help="keep sending until the run has ended"
-    )
+    parser.add_argument("--follow", action="store_true", help="keep sending until the run ends")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,11 +1,12 @@
-"""Wait until runs have ended, and exit with the exit code of the trainer.
+"""Wait for runs to end, and exit with the trainer's exit code.
 
-With several runs, the exit code is that of the first run, in the given order, that failed.
-143: the run was cancelled. 124: timed out (the run continues). 81: it can never start. 83: the
+With several runs, exits with the code of the first failed run in the given order. 143: the run was
+cancelled. 124: the wait timed out, and the run continues. 81: the run can never start. 83: the
 target has had no such job for five minutes.
 
 deploykit wait                           the newest run
 deploykit wait exp-1 exp-2 --timeout 2h  both, for two hours at most
+deploykit wait exp-1 --notify            and send a message when it ends: see `notify`
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from deploykit.job.model import State
 from deploykit.lib import shell, units
 from deploykit.lib.errors import DeploykitError, TimedOut
 from deploykit.observe.folding import Folding
+from deploykit.observe.receivers import Sent
 from deploykit.run import diagnosis as run_diagnosis
 from deploykit.run import fetch as run_fetch
+from deploykit.run import notify as run_notify
 from deploykit.run import registry
 from deploykit.run import state as run_state
 from deploykit.run.metrics import BRIEFLY, RunMetrics
@@ -44,12 +47,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout",
         type=arguments.seconds,
         metavar="TIME",
-        help="stop waiting after 90 (seconds), 90s or 30m",
+        help="stop waiting after this time, such as 90 (seconds), 90s or 30m",
     )
     parser.add_argument(
         "--fetch",
         action="store_true",
-        help="then copy the results to ./RUN, as `deploykit fetch` does",
+        help="afterwards, copy the results to ./RUN, as `deploykit fetch` does",
+    )
+    parser.add_argument(
+        "--notify",
+        action="store_true",
+        help="when a run ends, send a message to the receivers in the job or your config file",
     )
 
 
@@ -59,17 +67,33 @@ def run(args: argparse.Namespace) -> int:
     rows: list[Run] = []
     noted: dict[str, tuple[str, str]] = {}
     position = Position()
+    notices = run_notify.Notices(ends=args.notify)
+    notices.require(named)
     with closed_pipe.noticed(), output.last_line(lambda: _now(rows, position)) as last:
         for current in run_state.wait_all([row.run for row in named], args.timeout):
             rows[:] = current
             if not args.json and not last.drawn:
                 _tell(rows, noted)
+            _notify(notices.see, rows)
+        _notify(notices.finish, rows)
     fetched = _fetch(rows) if args.fetch else 0
     return _finish(rows, as_json=args.json) or fetched
 
 
+def _notify(send: Callable[[Sequence[Run]], list[tuple[str, Sent]]], rows: Sequence[Run]) -> None:
+    """Send what is due; note which receiver got no message. No error ends the wait."""
+    try:
+        sent = send(rows)
+    except OSError as error:
+        output.note(f"messages were not sent: {error}")
+        return
+    for run, one in sent:
+        if one.error:
+            output.note(f"{run}: {one.receiver} did not receive the message: {one.error}")
+
+
 def _fetch(rows: Sequence[Run]) -> int:
-    """Copy the results of ended runs that are elsewhere; return the exit code of an error."""
+    """Copy the results of finished runs that are elsewhere; return the exit code of an error."""
     code = 0
     for row in rows:
         try:
@@ -139,7 +163,7 @@ def _tell(rows: Sequence[Run], noted: dict[str, tuple[str, str]]) -> None:
 
 def follow(row: Run, *, as_json: bool, timeout: float | None) -> int:
     """Wait for a run and print its log lines (to standard error with `as_json`)."""
-    rows, position = [row], Position()
+    rows, position, notices = [row], Position(), run_notify.Notices()
     printer = threading.Thread(
         target=_print_logs,
         args=(row,),
@@ -150,7 +174,8 @@ def follow(row: Run, *, as_json: bool, timeout: float | None) -> int:
     try:
         with closed_pipe.noticed():
             for rows[:] in run_state.wait_all([row.run], timeout):
-                pass  # the printer shows their state
+                _notify(notices.see, rows)  # the printer shows their state
+            _notify(notices.finish, rows)
     except KeyboardInterrupt:
         stop = shell.command("deploykit", "cancel", row.run)
         output.note("", f"{row.run} is still running; `{stop}` stops it")
@@ -194,7 +219,7 @@ def _code(row: Run) -> int:
     state = State(row.state)
     if state is State.BLOCKED:
         remove = shell.command("deploykit", "cancel", row.run)
-        output.note(f"{row.run} is still in the queue; `{remove}` removes it")
+        output.note(f"{row.run} is still queued; `{remove}` removes it")
     elif not state.final and not run_state.is_missing(row):
         return TimedOut.exit_code
     return run_state.exit_code(row)

@@ -1,7 +1,8 @@
 """Watch runs live: state, step, time left, loss, restarts, first error. Changes nothing.
 
-Without RUN: all unfinished runs, or else the newest. On a terminal the page updates until all runs
-have ended or you press Ctrl-C; in a pipe it is printed once. An update queries each backend once.
+Without RUN, shows all unfinished runs, or else the newest run. On a terminal, the page updates
+until all runs have ended or you press Ctrl-C; in a pipe, it is printed once. Each update queries
+each backend once.
 
 deploykit watch                      all unfinished runs
 deploykit watch exp-1 exp-2          two runs as a table
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--once",
         action="store_true",
-        help="print the current state once, and exit; --json does too",
+        help="print the current state once, and exit; implied by --json",
     )
     parser.add_argument(
         "--interval",

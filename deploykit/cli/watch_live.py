@@ -1,7 +1,7 @@
-"""The live page of `watch` and of `sweep watch`, drawn with rich on the terminal's second screen.
+"""The live page of `watch` and `sweep watch`, drawn with rich on the terminal's alternate screen.
 
-A title with a clock, the runs, and at the bottom the keys: they choose a run and open its log or
-its stacks.
+The page shows a title with a clock, the runs, and the keys that choose a run and open its log or
+stacks.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class LogPane:
 class StackPane:
     """Where each rank stands, taken once."""
 
-    keys = "up/down scroll   d again   q back"
+    keys = "up/down scroll   d refresh   q back"
 
     def __init__(self) -> None:
         self._scroll = _Scroll(at_end=False)
@@ -193,7 +193,9 @@ class CancelPane:
 
     def lines(self, row: Run, height: int) -> list[str]:
         """The question, or what became of it."""
-        question = f"Cancel {self._row.run}? Its ranks get SIGTERM and time to save. (y/n)"
+        question = (
+            f"Cancel {self._row.run}? Its ranks receive SIGTERM and can save a checkpoint. (y/n)"
+        )
         return ["", *(self._error or [question]), "", f"Its state is {row.state}."][:height]
 
     def press(self, key: str) -> bool:
@@ -225,7 +227,7 @@ def _stacks(row: Run) -> list[str]:
         taken = enter.take_stacks(row)
     except DeploykitError as error:
         return _explained(error)
-    kept = " (the run has ended; these are the last saved)" if taken.kept else ""
+    kept = " (the run has ended; these are the last saved stacks)" if taken.kept else ""
     warnings = [f"warning: {text}" for text in taken.warnings]
     return [f"{row.run}: stacks{kept}", "", *taken.lines(threads=False), *warnings]
 

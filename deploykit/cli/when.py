@@ -1,9 +1,9 @@
-"""Estimate when a job would start: on Slurm in each partition, the earliest first. Submits nothing.
+"""Estimate when a job would start, earliest option first. Submits nothing.
 
-On Slurm the times are what the scheduler expects now (`sbatch --test-only`); jobs that end early or
-arrive with a higher priority change them. SageMaker gives no start times; its quotas and recent
-spot prices are shown instead. Without --backend: on `backend` of the file and on each backend that
-has a section in it, else on the default.
+On Slurm, each partition is an option, and the times are the scheduler's current estimates (`sbatch
+--test-only`); they change when jobs end early or jobs with a higher priority arrive. SageMaker
+gives no start times; its quotas and recent spot prices are shown instead. Without --backend, covers
+the file's `backend` and every backend with a section in it, else the default backend.
 
 deploykit when job.yaml
 deploykit when --pick                 write the earliest choice into the job file
@@ -54,7 +54,10 @@ def run(args: argparse.Namespace) -> int:
     now = registry.now()
     names = [args.backend] if args.backend else lifecycle.named(args.job, args.set)
     if args.pick and len(names) > 1:
-        raise UsageError(f"--pick: the job names {', '.join(names)}", hint="choose one with -b")
+        raise UsageError(
+            f"--pick requires one backend, but the job names {', '.join(names)}",
+            hint="choose one with -b",
+        )
     choices = {name: _choices(name, args, now) for name in names}
     records = [
         {"backend": name, "starts": [_data(one) for one in own]} for name, own in choices.items()
@@ -100,7 +103,7 @@ def _data(one: _Choice) -> dict[str, Any]:
 
 
 def _show(choices: Sequence[_Choice]) -> None:
-    headings = ["where", "starts", "in", "worst cost", "what is known"]
+    headings = ["where", "starts", "in", "worst cost", "details"]
     output.table(headings, [_row(one) for one in choices])
 
 
@@ -116,10 +119,10 @@ def _row(one: _Choice) -> list[str]:
 def _pick(job: Path, start: Start) -> None:
     """Write what chooses a start into the job file. Raises UsageError where that fails."""
     if not start.settings:
-        output.note(f"{start.where}: no change needed, the job already starts there")
+        output.note(f"{start.where}: no change needed, because the job already starts there")
         return
     if start.at is None:
-        output.note(f"{start.where}: no start time is known, so nothing is changed")
+        output.note(f"{start.where}: no start time is known, so nothing was changed")
         return
     if not job.exists() or job.suffix == ".py":
         hint = " ".join(f"--set {key}={value}" for key, value in start.settings.items())

@@ -17,6 +17,7 @@ from deploykit.cost import money
 from deploykit.cost.estimate import Estimate
 from deploykit.cost.money import Money
 from deploykit.job.model import BUDGET, JobSpec, Problem
+from deploykit.lib import units
 
 VARIABLE = "DEPLOYKIT_CAP"
 _MIN_SECONDS = 120
@@ -88,11 +89,11 @@ def _budget_problems(job: JobSpec, budget: Budget, estimate: Estimate | None) ->
         return
     elif (amount := worst(job, estimate)) is None:
         message = "cannot be enforced: the cost of the job has no upper bound"
-        yield Problem("budget", message, "set a time limit, or max_cost and stop_at_cap")
+        yield Problem("budget", message, "set a time limit, or both max_cost and stop_at_cap")
     elif amount > budget.limit.amount:
         may = money.text(amount, estimate.currency)
-        hint = "lower the time limit or the restarts, or set max_cost and stop_at_cap"
-        yield Problem("budget", f"{budget} is less than the job may cost, {may}", hint)
+        hint = "lower the time limit or the number of restarts, or set max_cost and stop_at_cap"
+        yield Problem("budget", f"the job may cost {may}, more than {budget}", hint)
 
 
 def _cap_problems(job: JobSpec, cap: Money, estimate: Estimate | None) -> Iterator[Problem]:
@@ -105,13 +106,47 @@ def _cap_problems(job: JobSpec, cap: Money, estimate: Estimate | None) -> Iterat
         if seconds is not None and seconds < _MIN_SECONDS:
             price = f"{money.exact(estimate.hourly)} {estimate.currency} an hour"
             message = f"{cap} pays for {max(0, seconds)} s at {price}; "
-            yield Problem("max_cost", f"{message}at least {_MIN_SECONDS} s are needed", "raise it")
+            yield Problem(
+                "max_cost", f"{message}at least {_MIN_SECONDS} s are required", "raise max_cost"
+            )
     elif exceeds(cap, estimate):
         parts = "; ".join(estimate.explained())
         may = estimate.text("worst")
-        message = f"{cap} is less than the job may cost, {may}: {parts} ({estimate.source})"
-        hint = "raise it, lower the time limit or the restarts, or let --stop-at-cap stop the job"
+        message = f"the job may cost {may}, more than {cap}: {parts} ({estimate.source})"
+        hint = (
+            "raise max_cost, lower the time limit or the number of restarts, or use --stop-at-cap"
+        )
         yield Problem("max_cost", message, hint)
+
+
+def endpoint_problems(
+    max_cost: str | None,
+    budget: str | None,
+    estimate: Estimate,
+    seconds: int | None,
+    ways: str = "",
+) -> Iterator[Problem]:
+    """Why an endpoint is refused: what it may cost in `seconds`, or in a month, is too much.
+
+    `ways`: what to do about the limit `{}`; by default, to deploy it for a shorter time.
+    """
+    time = "in a month" if seconds is None else f"in {units.exact_span(seconds)}"
+    ends = "delete it earlier with --for 8h" if seconds is None else "use a shorter --for"
+    limits: list[tuple[str, Money]] = []
+    if max_cost is not None:
+        limits.append(("max_cost", money.parse(max_cost)))
+    if budget is not None:
+        limits.append(("budget", parse_budget(budget).limit))
+    for path, limit in limits:
+        example = "max_cost: 50 {}" if path == "max_cost" else "500 {}/month"
+        if problem := unusable(path, limit, estimate, example):
+            yield problem
+        elif exceeds(limit, estimate):
+            may = estimate.text("worst")
+            parts = "; ".join(estimate.explained())
+            message = f"the endpoint may cost {may} {time}, more than {limit}: {parts}"
+            hint = ways.format(path) if ways else f"{ends}, or raise {path}"
+            yield Problem(path, f"{message} ({estimate.source})", hint)
 
 
 def worst(job: JobSpec, estimate: Estimate) -> Decimal | None:

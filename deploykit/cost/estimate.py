@@ -83,6 +83,12 @@ class Estimate(NamedTuple):
         return sum((one.hourly for one in self.charges if not one.after), Decimal(0))
 
     @property
+    def always(self) -> Decimal:
+        """Price of an hour of what is billed in the likely case."""
+        amounts = (one.hourly for one in self.charges if one.seconds.likely)
+        return sum(amounts, Decimal(0))
+
+    @property
     def afterwards(self) -> Decimal:
         """The worst cost of what is billed after the job."""
         later = [charge.amount("worst") for charge in self.charges if charge.after]
@@ -121,9 +127,19 @@ class Estimate(NamedTuple):
     def summary(self) -> str:
         """One line for a dry run: the worst case and what it is made of."""
         if self.unknown:
-            return f"cost: unknown: {'; '.join(self.unknown)}"
+            return f"cost: unknown ({'; '.join(self.unknown)})"
         parts = [f"{charge.what} x {charge.how}" for charge in self.charges]
         return f"cost: at most {self.text('worst')}: {' + '.join(parts)} ({self.source})"
+
+    def rate(self, time: str) -> str:
+        """As `summary`, for what stays: the hour, and `time`, such as ``a month`` or ``in 8h``."""
+        if self.unknown:
+            return self.summary()
+        likely, worst = self.text("likely"), self.text("worst")
+        total = likely if likely == worst else f"{likely} to {worst}"
+        parts = " + ".join(charge.what for charge in self.charges)
+        hour = f"{money.exact(self.always)} {self.currency} an hour"
+        return f"cost: {hour}, {total} {time}: {parts} ({self.source})"
 
     def cases(self) -> dict[str, float | None]:
         """The amount of each case in cents, as JSON; null where unknown or unlimited."""
@@ -154,5 +170,5 @@ def for_machine(what: str, price: str | None, key: str, limit: int) -> Estimate:
     how = f"1 attempt of {units.exact_span(limit)}" if limit else "no time limit"
     longest = limit or None
     charge = Charge(what, hour.amount, Seconds(longest, longest, longest), how)
-    notes = ("low and likely: one attempt that uses its whole time limit",)
+    notes = ("low and likely assume one attempt that uses its whole time limit",)
     return Estimate((charge,), hour.currency, source=f"{key}, {price} an hour", notes=notes)

@@ -26,7 +26,7 @@ _MAX_PRICE = Decimal(10) ** 9
 
 
 class Price(NamedTuple):
-    """The price of an hour, or of a gigabyte for a month, with its day and source."""
+    """A price, such as that of an hour of a machine, with its day and source."""
 
     amount: Decimal
     day: str
@@ -41,10 +41,14 @@ class PriceList(NamedTuple):
     currency: str
     day: str
     source: str
-    hourly: Mapping[str, str]
-    """Price of an hour, by machine, as decimal text."""
+    hourly: Mapping[str, str] = {}
+    """Price of an hour of a job, by machine, as decimal text."""
     storage: str = ""
     """Price of a gigabyte of disk for a month; empty where it is unknown."""
+    hosting: Mapping[str, str] = {}
+    """Price of an hour of an endpoint, by machine."""
+    serverless: str = ""
+    """Price of a gigabyte of memory for a second of a request; empty where it is unknown."""
 
 
 @functools.cache
@@ -77,6 +81,16 @@ def _path(provider: str, region: str) -> Path:
 def machine(provider: str, region: str, name: str) -> tuple[Price, str] | None:
     """The price of an hour of a machine and its currency; None where no list has it."""
     return _find(provider, region, lambda prices: prices.hourly.get(name, ""))
+
+
+def hosting(provider: str, region: str, name: str) -> tuple[Price, str] | None:
+    """As `machine`, for a machine of an endpoint."""
+    return _find(provider, region, lambda prices: prices.hosting.get(name, ""))
+
+
+def serverless(provider: str, region: str) -> tuple[Price, str] | None:
+    """The price of a gigabyte-second of a serverless endpoint and its currency."""
+    return _find(provider, region, lambda prices: prices.serverless)
 
 
 def storage(provider: str, region: str) -> tuple[Price, str] | None:
@@ -112,7 +126,7 @@ def old(prices: list[Price], today: dt.date) -> str:
     age = (today - dt.date.fromisoformat(min(days))).days if days else 0
     if age <= MAX_DAYS:
         return ""
-    return f"prices of {min(days)} are {age} days old; `deploykit cost --refresh`"
+    return f"prices from {min(days)} are {age} days old; run `deploykit cost --refresh`"
 
 
 class Spent(NamedTuple):

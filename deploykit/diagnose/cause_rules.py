@@ -18,6 +18,8 @@ from deploykit.lib.errors import NotFound, UsageError
 SHIPPED = Path(__file__).parent / "causes"
 """Its files, by number and from top to bottom, list the most probable cause first."""
 KINDS = ("root", "late", "symptom")
+TRANSIENT = "transient"
+RETRY = (TRANSIENT, "deterministic", "unknown")
 UNKNOWN = "unknown"
 """Label of a failure of which the logs give no cause, or one that has no other label."""
 UNCAUGHT = "user_code_error"
@@ -27,7 +29,7 @@ _TELLING = 8
 """Least number of characters of a fixed text that makes `literals` unnecessary."""
 _KEYS = {
     "cause": {
-        *("label", "kind", "match", "literals", "after", "unless", "confidence"),
+        *("label", "retry", "kind", "match", "literals", "after", "unless", "confidence"),
         *("also", "means", "not", "fix", "firm", "yields", "raised_in", "least", "until"),
         *("steps", "startup", "warned_by"),
     },
@@ -48,6 +50,7 @@ class CauseRule:
     fix: str
     match: Patterns
     kind: str = "root"
+    retry: str = "unknown"
     probably_not: str = ""
     after: Patterns = ()
     unless: Patterns = ()
@@ -108,6 +111,11 @@ class RuleSet:
         """The number of the rule for exceptions that no other rule knows."""
         rules = enumerate(self.causes)
         return next((n for n, rule in rules if rule.label == UNCAUGHT and rule.after), None)
+
+    @cached_property
+    def labels(self) -> frozenset[str]:
+        """The names of the causes."""
+        return frozenset(rule.label for rule in self.causes)
 
     @cached_property
     def literals(self) -> list[str]:
@@ -171,8 +179,10 @@ def _merged(rule_sets: Sequence[RuleSet]) -> RuleSet:
     for label, means, patterns in (message for part in rule_sets for message in part.messages):
         if (label, means) not in numbers:
             known = [cause.means for cause in causes if cause.label == label]
-            hint = f"its rules mean: {'; '.join(known)}" if known else None
-            raise UsageError(f"[[messages]]: no rule {label} means {means!r}", hint=hint)
+            hint = f"meanings of {label!r}: {'; '.join(known)}" if known else None
+            raise UsageError(
+                f"[[messages]]: no cause {label!r} has the meaning {means!r}", hint=hint
+            )
         number = numbers[label, means]
         causes[number] = replace(causes[number], match=causes[number].match + patterns)
     return RuleSet(
@@ -224,7 +234,7 @@ def _tables(tree: dict[str, Any], name: str, path: Path) -> list[dict[str, Any]]
     unknown = [key for key in tree if key not in _KEYS]
     if not isinstance(tables, list) or unknown:
         known = ", ".join(f"[[{name}]]" for name in _KEYS)
-        raise UsageError(f"{path}: expected the tables {known}")
+        raise UsageError(f"{path}: expected only the tables {known}")
     for table in tables:
         for key in table:
             if key not in _KEYS[name]:
@@ -237,18 +247,14 @@ def _tables(tree: dict[str, Any], name: str, path: Path) -> list[dict[str, Any]]
 
 def _cause(entry: dict[str, Any], path: Path) -> CauseRule:
     _require(entry, ("label", "means", "fix", "match"), path)
-    kind = entry.get("kind", "root")
-    if kind not in KINDS:
-        raise UsageError(
-            f"{path}: {entry['label']}: unknown kind {kind!r}",
-            hint=f"known kinds: {', '.join(KINDS)}",
-        )
+    kind = _one_of(entry, "kind", KINDS, "root", path)
     rule = CauseRule(
         label=entry["label"],
         means=entry["means"],
         fix=entry["fix"],
         match=_patterns(entry, "match", path),
         kind=kind,
+        retry=_one_of(entry, "retry", RETRY, "unknown", path),
         probably_not=entry.get("not", ""),
         after=_patterns(entry, "after", path),
         unless=_patterns(entry, "unless", path),
@@ -273,10 +279,20 @@ def _cause(entry: dict[str, Any], path: Path) -> CauseRule:
     return rule
 
 
+def _one_of(entry: dict[str, Any], key: str, known: Sequence[str], default: str, path: Path) -> str:
+    value: str = entry.get(key, default)
+    if value not in known:
+        raise UsageError(
+            f"{path}: {entry['label']}: unknown {key} {value!r}",
+            hint=f"known: {', '.join(known)}",
+        )
+    return value
+
+
 def _require(entry: dict[str, Any], keys: Sequence[str], path: Path) -> None:
     if missing := [key for key in keys if not entry.get(key)]:
         name = entry.get("label", "a [[cause]]")
-        raise UsageError(f"{path}: {name}: {', '.join(missing)} is required")
+        raise UsageError(f"{path}: {name}: required keys are missing: {', '.join(missing)}")
 
 
 def _patterns(entry: dict[str, Any], key: str, path: Path) -> Patterns:

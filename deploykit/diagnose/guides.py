@@ -16,11 +16,11 @@ from deploykit.lib import render
 from deploykit.lib.finding import Finding
 
 _NETWORK = {
-    re.compile(r"network: (\S+) \((\S+)\) is the route to another node \((\S+)\)"): (
+    re.compile(r"network: (\S+) \((\S+)\) is (?:on )?the route to another node \((\S+)\)"): (
         *("interface", "address", "peer"),
     ),
-    re.compile(r"network: (\S+=\S+(?: \S+=\S+)*), as you chose"): ("users",),
-    re.compile(r"network: no interface is set, since (.+)"): ("problem",),
+    re.compile(r"network: (?:keeping your )?(\S+=\S+(?: \S+=\S+)*)"): ("users",),
+    re.compile(r"network: no interface (?:chosen, because|is set, since) (.+)"): ("problem",),
     re.compile(r"interfaces: (.+)"): ("interfaces",),
 }
 """Lines of a launcher, and what of a node they tell."""
@@ -39,7 +39,7 @@ class Guide:
 
 GUIDES = {
     "nccl": Guide("nccl-socket-ifname.md.j2", "ranks hang or fail when they connect (NCCL, Gloo)"),
-    "rendezvous": Guide("rendezvous.md.j2", "torchrun's nodes do not find each other"),
+    "rendezvous": Guide("rendezvous.md.j2", "torchrun's nodes cannot find each other"),
     "security-groups": Guide("security-groups.md.j2", "AWS drops packets between the nodes"),
     "efa": Guide("efa.md.j2", "EFA fails, or NCCL uses plain sockets instead"),
     "slurm-pending": Guide("slurm-pending.md.j2", "a Slurm job stays pending"),

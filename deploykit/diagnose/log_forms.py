@@ -92,7 +92,7 @@ def _unzstd(source: io.BufferedIOBase, cut: Callable[[str], None]) -> Iterator[b
     try:
         from compression import zstd  # type: ignore[import-not-found,unused-ignore]  # 3.14
     except ImportError:
-        hint = "decompress it first: zstd -d FILE   (Python 3.14 and later read it as it is)"
+        hint = "decompress it first: zstd -d FILE   (or use Python 3.14 or later)"
         raise NotFound("it is compressed with zstd", hint=hint) from None
     with zstd.ZstdFile(source) as text:
         yield from _whole(text, cut)
@@ -104,7 +104,7 @@ def _whole(text: Any, cut: Callable[[str], None]) -> Iterator[bytes]:
         while chunk := text.read1(_CHUNK):
             yield chunk
     except (OSError, EOFError, zlib.error, ValueError) as error:
-        cut(f"only its beginning can be decompressed: {error}")
+        cut(f"only the beginning can be decompressed: {error}")
 
 
 def _recoded(source: io.BufferedIOBase, encoding: str) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ from pathlib import Path
 _LOG = re.compile(
     r"(?i)(?:.+\.(?:log|out|err)|.*(?:log|out|err|rank|event|journal).*\.(?:txt|jsonl?|ndjson)"
     r"|stdout|stderr|log)"
-    r"(?:[.-]\d+|\.rank\.?\d+)?(?:\.gz|\.zst)?|fr_\d+|.*_trace_rank_\d+|.*\brank[._-]?\d+"
+    r"(?:[.-]\d+|\.rank\.?\d+)?(?:\.gz|\.zst)?|fr_\d+|.*_trace_rank_.+|.*_dump_\d+(?:\.[a-z]+)?|.*\brank[._-]?\d+"
 )
 """Names of logs, rotated or compressed ones too, and of dumps of the flight recorder."""
 _MOST_FOLDERS = 10_000

@@ -48,6 +48,8 @@ class Evidence:
     rank: int | None
     host: str | None
     time: str = ""
+    at: str = ""
+    """``train.py:9: loss = model(x)``: the user's line that led to an exception."""
 
 
 @dataclass
@@ -267,7 +269,8 @@ class Diagnosis:
         rank = log.summary_rank if log_prefixes.continues_summary(raw) else log_prefixes.rank(raw)
         rank = log.rank if rank is None else rank
         host = log_prefixes.host(raw) or log.host
-        return Evidence(log.name, line.number, _shown(rule, raw), rank, host, log.time)
+        at = log.tracebacks.place(raw) if line.number == log.exception else ""
+        return Evidence(log.name, line.number, _shown(rule, raw), rank, host, log.time, at)
 
     def _note_summary(self, log: _Log, text: str) -> None:
         if "exitcode" not in text and log_prefixes.SUMMARY not in text:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deploykit.diagnose import log_prefixes
+from deploykit.observe import stacks
 
 BEGIN = "Traceback (most recent call last)"
-_FRAME = re.compile(r'File "(.{1,400}?)", line \d+(?:, in (\S{1,100}))?')
+_FRAME = re.compile(r'File "(.{1,400}?)", line (\d{1,9})(?:, in (\S{1,100}))?')
 _NO_ERROR = r"Exiting|SystemExit|KeyboardInterrupt|(asyncio\.exceptions\.)?CancelledError|Message: "
 """Beginnings of lines after a traceback: an end that was asked for, or what could not be logged."""
 _EXCEPTION = re.compile(rf"(?!{_NO_ERROR})[A-Za-z_][\w.]*(:( .*)?)?$")
@@ -34,6 +35,9 @@ class _Traceback:
     """Where its lines begin, after any prefix: prefixes of a rank are equally wide."""
     frame: str = ""
     awaits_code: bool = False
+    last: stacks.Frame | None = None
+    own: stacks.Frame | None = None
+    """The deepest frame, and the deepest one in the user's own code."""
 
 
 class Tracebacks:
@@ -67,7 +71,9 @@ class Tracebacks:
                 self._begin(rank, max(0, frame.start() - _INDENT))
             if rank in self._open:
                 one = self._of_rank[rank]
-                one.frame, one.awaits_code = f"{frame[1]} {frame[2] or ''}", True
+                one.frame, one.awaits_code = f"{frame[1]} {frame[3] or ''}", True
+                one.last = stacks.Frame(frame[3] or "", frame[1], int(frame[2]))
+                one.own = one.last if stacks.is_users(one.last) else one.own
         elif rank in self._open:
             return self._continues(self._of_rank[rank], rank, text)
         return False
@@ -90,7 +96,11 @@ class Tracebacks:
     def _continues(self, one: _Traceback, rank: int | None, text: str) -> bool:
         rest = text[one.column :]
         if rest[:1].isspace():
-            one.frame += f" {rest.strip()[:_CODE]}" if one.awaits_code else ""
+            if one.awaits_code and one.last:
+                code = rest.strip()[:_CODE]
+                one.frame += f" {code}"
+                was_own, one.last = one.own == one.last, replace(one.last, source=code)
+                one.own = one.last if was_own else one.own
             self.in_code, one.awaits_code = one.awaits_code, False
             return False
         if rest.rstrip().endswith(" raised:"):  # the exception of torch.compile's backend follows
@@ -101,6 +111,14 @@ class Tracebacks:
     def without_number(self, text: str) -> str:
         """The text of the last line, each number of a frame as 1: it is no code of an exit."""
         return _LINE.sub("line 1", text) if self.in_frame else text
+
+    def place(self, text: str) -> str:
+        """``train.py:9: loss = model(x)``: the user's line that led to the exception of a rank."""
+        one = self._of_rank.get(log_prefixes.rank(text))
+        frame = (one.own or one.last) if one else None
+        if frame is None:
+            return ""
+        return f"{stacks.location(frame)}{f': {frame.source}' if frame.source else ''}"
 
     def frame(self, text: str) -> str:
         """``PATH FUNCTION CODE`` of the deepest frame of the rank of a line; empty without one."""

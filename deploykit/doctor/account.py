@@ -43,8 +43,8 @@ _SHELL_ACTIONS = (
 """https://docs.aws.amazon.com/sagemaker/latest/dg/train-remote-debugging.html"""
 _SECRET_ACTIONS = {"ssm": "ssm:GetParameter", "secretsmanager": "secretsmanager:GetSecretValue"}
 _OPTIONAL_SERVICES = {
-    "kms": "the job fails unless the KMS key's own policy allows the role",
-    "ssmmessages": "no session can be opened in the containers (sagemaker.remote_debug)",
+    "kms": "the job fails unless the KMS key's own policy grants access to the role",
+    "ssmmessages": "sessions in the containers (sagemaker.remote_debug) cannot be opened",
 }
 """Service -> the consequence if only its actions are missing: the job may well run."""
 _REGIONS = {None: "us-east-1", "EU": "eu-west-1"}
@@ -61,7 +61,7 @@ def findings(network: Network) -> Iterator[Finding]:
 def _role(network: Network) -> Iterator[Finding]:
     job, owner = network.job, network.job.role.split(":")[4]
     if network.account is not None and owner != network.account:
-        fix = f"log in to account {owner}, or use a role of account {network.account}"
+        fix = f"log in to account {owner}, or use a role in account {network.account}"
         yield Finding(
             "role_account",
             "error",
@@ -78,7 +78,7 @@ def _role(network: Network) -> Iterator[Finding]:
             (f"sagemaker.role: {job.role}",),
             network.fix(
                 "role",
-                "create it with exactly the permissions that a job requires",
+                "create the role with exactly the permissions that a job requires",
                 role=job.role_name,
                 trust=_trust([]),
                 policy=_policy(_required_actions(job), job),
@@ -131,16 +131,16 @@ def _permissions(network: Network) -> Iterator[Finding]:
     if missing:
         yield _missing_permissions(network, missing)
     for decision, why in (
-        ("denied", "a policy of the role denies it, which overrides any Allow"),
-        ("boundary", "the role's permissions boundary does not allow it"),
+        ("denied", "a policy of the role explicitly denies this, which overrides any Allow"),
+        ("boundary", "the role's permissions boundary does not allow this"),
     ):
         if denied := by_decision.get(decision):
-            fix = Fix("remove the actions from the Deny, or add them to the boundary")
-            message = f"the role {role} is not allowed {_names(denied)}: {why}"
+            fix = Fix("remove the actions from the Deny statement, or add them to the boundary")
+            message = f"the role {role} is not allowed to use {_names(denied)}: {why}"
             yield Finding("role_denied", "error", message, _resources(denied), fix)
     if conditional := by_decision.get("perhaps"):
-        message = f"the role {role} is allowed {_names(conditional)} only under conditions"
-        fix = Fix("make sure that the conditions hold for this job")
+        message = f"the role {role} is allowed to use {_names(conditional)} only conditionally"
+        fix = Fix("check that this job meets the conditions")
         yield Finding("role_conditions", "warning", message, _resources(conditional), fix)
 
 
@@ -213,7 +213,7 @@ def _policy(actions: Actions, job: Requirements) -> dict[str, Any]:
 def _bucket(network: Network, bucket: str) -> Iterator[Finding]:
     job, command = network.job, f"get-bucket-location-{bucket}"
     if network.error_code(command) == "NoSuchBucket":
-        fix = network.fix("bucket", "create it", bucket=bucket)
+        fix = network.fix("bucket", "create the bucket", bucket=bucket)
         message = f"bucket not found: {bucket}"
         yield Finding("bucket_not_found", "error", message, (f"s3://{bucket}",), fix)
     if not network.answered(command):
@@ -222,7 +222,7 @@ def _bucket(network: Network, bucket: str) -> Iterator[Finding]:
     region = _REGIONS.get(location, location)
     if region == job.region:
         return
-    fix = Fix(f"copy the data to a bucket in {job.region}: aws s3 sync")
+    fix = Fix(f"copy the data to a bucket in {job.region} with `aws s3 sync`")
     if bucket in job.written:
         local = f"{bucket}-{job.region}"
         summary = f"create a bucket in {job.region}, and set sagemaker.bucket"
@@ -243,11 +243,11 @@ def _quota(network: Network) -> Iterator[Finding]:
     yield Finding(
         "quota",
         "error",
-        f"the job requests {job.nodes} instances, but the quota is {value}: {job.quota}",
+        f"the job requests {job.nodes} instances, but the quota {job.quota!r} is {value}",
         (f"{code}, {job.quota!r}: {value}",),
         network.fix(
             "quota",
-            "request an increase, which can take AWS a few days",
+            "request an increase, which can take a few days",
             code=code,
             value=job.nodes,
         ),

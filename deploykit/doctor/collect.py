@@ -71,7 +71,7 @@ def load(folder: Path) -> Answers:
         except ValueError as error:
             raise NotFound(
                 f"{path} is not a JSON response from AWS: it {error}",
-                hint="save it with --output json",
+                hint="save the response with --output json",
             ) from error
     return answers
 
@@ -257,7 +257,7 @@ def _denied(network: Network, name: str, action: str) -> Finding:
 
 
 def _permit(network: Network, action: str) -> Fix:
-    summary = f"allow {action} for the identity that runs doctor"
+    summary = f"grant {action} to the identity that runs doctor"
     arn = r"arn:[^:]+:(?:iam|sts)::\d+:(user|assumed-role)/(.+)"
     match = re.fullmatch(arn, network.caller or "")
     if match is None:
@@ -280,7 +280,7 @@ def _not_saved(job: Requirements, missing: list[str]) -> Finding:
     return Finding(
         "not_saved",
         "unchecked" if network else "note",
-        f"not checked: the folder contains no response to {', '.join(missing)}",
+        f"not checked: the folder contains no response for {', '.join(missing)}",
         tuple(f"{name}.json is missing" for name in missing[:3]),
-        Fix("save the facts on a machine with credentials", cli=f"{command}\n"),
+        Fix("save the facts on a machine with AWS credentials", cli=f"{command}\n"),
     )

@@ -141,7 +141,7 @@ def group_findings(network: Network) -> Iterator[Finding]:
         yield Finding(
             "group_not_found",
             "error",
-            f"security group not found in {job.region} of this account: {', '.join(missing)}",
+            f"security group not found in this account in {job.region}: {', '.join(missing)}",
             (f"sagemaker.security_group_ids: {', '.join(job.groups)}",),
             _replacement(network),
         )
@@ -168,9 +168,9 @@ def _replacement(network: Network) -> Fix:
     for group in network.groups.values():
         both = all(_allows_members([group], outbound=outbound) for outbound in (False, True))
         if group.vpc == network.vpc and both:
-            summary = f"{group.id} in {network.vpc} allows all traffic among its members"
+            summary = f"use {group.id}, which allows all traffic between its members"
             return fixes.job_file(summary, security_group_ids=[group.id])
-    summary = f"create a group in {network.vpc} that allows all traffic among its members"
+    summary = f"create a group in {network.vpc} that allows all traffic between its members"
     return network.fix("group", summary, vpc=network.vpc)
 
 
@@ -190,15 +190,15 @@ def _between_nodes(network: Network, *, outbound: bool) -> Iterator[Finding]:
     finding = partial(_rule_missing, network, outbound=outbound)
     if job.efa is not False and not _allows_members(groups, outbound=outbound):
         message = (
-            f"EFA ({job.instance_type}) requires a rule for all traffic {towards} the group "
-            f"itself, {way}; a rule for CIDR blocks does not match EFA traffic"
+            f"EFA ({job.instance_type}) requires an {way} rule for all traffic {towards} the group "
+            "itself; rules for CIDR blocks do not match EFA traffic"
         )
         if job.efa:
             yield finding(f"efa_{way}", message, [_ALL])
         else:
             message = (
-                f"whether SageMaker uses EFA here is not documented. If it does: {message}. "
-                "TCP needs no such rule"
+                f"AWS does not document whether SageMaker uses EFA here. If so, {message}. "
+                "TCP does not need this rule"
             )
             yield replace(finding(f"efa_{way}", message, [_ALL]), severity="warning")
     if job.efa:
@@ -211,10 +211,10 @@ def _between_nodes(network: Network, *, outbound: bool) -> Iterator[Finding]:
         left = {port for block in blocks for port in missing_ports(flow, rules, members, block)}
         dropped += [Flow(flow.protocol, tuple(sorted(left)))] if left else []
     if plain := [flow for flow in dropped if flow.protocol == "tcp"]:
-        reason = ": init_process_group times out. NCCL and Gloo listen on any port from 32768 on"
+        reason = ", so init_process_group times out. NCCL and Gloo listen on any port from 32768 up"
         yield finding(f"peers_{way}", f"{_blocked_traffic(plain, way)}{reason}", plain)
     if encryption := [flow for flow in dropped if flow.protocol != "tcp"]:
-        reason = ", required for inter-container traffic encryption"
+        reason = ", which inter-container traffic encryption requires"
         yield finding(
             f"encryption_{way}", f"{_blocked_traffic(encryption, way)}{reason}", encryption
         )
@@ -296,11 +296,12 @@ def _to_s3(network: Network) -> Iterator[Finding]:
     if not any(missing_ports(_HTTPS, rules, {prefix_list}, block) for block in blocks):
         return
     private = prefix_list and all(map(network.s3_gateway, tables))
-    summary = f"allow tcp 443 to {'the prefix list of S3' if private else ANYWHERE}"
+    peer = "S3's prefix list" if private else ANYWHERE
+    summary = f"allow tcp 443 to {peer}"
     yield Finding(
         "s3_outbound",
         "error",
-        "the security groups block HTTPS (tcp 443) to S3, where the source and the data are",
+        "the security groups block HTTPS (tcp 443) to S3, which holds the source and the data",
         tuple(_listed(group, outbound=True) for group in groups),
         rule_fix(
             network,
@@ -368,7 +369,7 @@ def _outside(network: Network, acl: NetworkAcl, subnet: Subnet) -> Iterator[_Cro
 
 def _https(acl: NetworkAcl, peer: IPv4Network, purpose: str) -> Iterator[_Crossing]:
     yield _Crossing(acl, True, _HTTPS, peer, purpose)
-    yield _Crossing(acl, False, _ANSWERS, peer, f"responses of {purpose}")
+    yield _Crossing(acl, False, _ANSWERS, peer, f"responses from {purpose}")
 
 
 def _at_nat(network: Network, subnet: Subnet) -> Iterator[_Crossing]:
@@ -397,7 +398,7 @@ def _acl_finding(
     return Finding(
         f"acl_{way}",
         "error",
-        f"{acl.id} blocks {traffic} {way}: {purposes}. ACLs are stateless: requests and responses "
+        f"{acl.id} blocks {traffic} {way} ({purposes}). ACLs are stateless: requests and responses "
         "each need a rule",
         (f"{acl.id} {way}, {decision}",),
         _acl_fix(network, acl, by, merged, outbound=outbound),

@@ -31,7 +31,7 @@ def make(
         texts += () if name == _OPTION else value if isinstance(value, list) else [value]
     words = (text for text in texts if isinstance(text, str))
     if unsafe := next(filter(_OPTION_OR_URL.match, words), None):
-        return Fix(f"{summary}; no command is shown: {unsafe!r} is not a valid AWS name")
+        return Fix(f"{summary}; no command is shown, because {unsafe!r} is not a valid AWS name")
     template = f"fixes.j2#{kind}"
     return Fix(
         summary,

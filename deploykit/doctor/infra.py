@@ -17,12 +17,14 @@ from deploykit.job.spelling import did_you_mean
 from deploykit.lib import render, shell
 from deploykit.lib.errors import JobFileError
 
-NAME = Pattern(r"[a-z][a-z0-9-]{0,38}[a-z0-9]", "lowercase letters, digits and hyphens, at most 40")
+NAME = Pattern(r"[a-z][a-z0-9-]{0,38}[a-z0-9]", "at most 40 lowercase letters, digits and hyphens")
 ZONE = Pattern(REGION.regex + "[a-z]", "an availability zone such as us-east-1a")
 BLOCK = Pattern(r"[0-9]{1,3}(\.[0-9]{1,3}){3}/[0-9]{1,2}", "a CIDR block such as 10.0.0.0/16")
 MAIL = Pattern(r"[^@\s]+@[^@\s]+\.[^@\s]+", "an e-mail address")
-SUBNET = Pattern(r"subnet-([0-9a-f]{8}|[0-9a-f]{17})", "an id such as subnet-0123456789abcdef0")
-TYPE = Pattern(r"[a-z0-9-]+\.[a-z0-9-]+", "an EC2 instance type such as g5.12xlarge, without ml.")
+SUBNET = Pattern(r"subnet-([0-9a-f]{8}|[0-9a-f]{17})", "an ID such as subnet-0123456789abcdef0")
+TYPE = Pattern(
+    r"[a-z0-9-]+\.[a-z0-9-]+", "an EC2 instance type such as g5.12xlarge, not ml.g5.12xlarge"
+)
 KEY = Pattern(r"[!-~]{1,255}", "the name of an EC2 key pair")
 
 _PCLUSTER_VERSION = "3.16.1"
@@ -41,12 +43,12 @@ class Cluster:
 
     head_subnet: Annotated[
         str,
-        Help("Subnet of the head node; needs internet access.", "subnet-0123456789abcdef0"),
+        Help("Subnet of the head node; must have internet access.", "subnet-0123456789abcdef0"),
         SUBNET,
     ]
     subnet: Annotated[
         str,
-        Help("Subnet of the compute nodes; needs internet access.", "subnet-0123456789abcdef1"),
+        Help("Subnet of the compute nodes; must have internet access.", "subnet-0123456789abcdef1"),
         SUBNET,
     ]
     instance_type: Annotated[
@@ -54,7 +56,7 @@ class Cluster:
     ]
     max_nodes: Annotated[int, Help("Maximum number of compute nodes.", "4"), Bounds(1, 1000)]
     min_nodes: Annotated[
-        int, Help("Compute nodes that are kept running, and billed, when idle."), Bounds(0)
+        int, Help("Number of compute nodes to keep running when idle; they are billed."), Bounds(0)
     ] = 0
     efa: Annotated[
         bool, Help("Use the Elastic Fabric Adapter; not all instance types support it.")
@@ -64,13 +66,14 @@ class Cluster:
         str | None, Help("EC2 key pair for ssh; without one, log in with Session Manager."), KEY
     ] = None
     storage: Annotated[
-        int, Help("Size of the shared file system (FSx for Lustre) in GiB: 1200, or n x 2400.")
+        int,
+        Help("Size of the shared FSx for Lustre file system in GiB: 1200 or a multiple of 2400."),
     ] = 1200
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What to create, and where."""
+    """What to create and where."""
 
     name: Annotated[str, Help("Name of the stack, the role and the cluster.", "training"), NAME]
     region: Annotated[str, Help("AWS region.", "us-east-1"), REGION]
@@ -84,23 +87,29 @@ class Answers:
         Help("Bucket to create, for sources, data, checkpoints and outputs.", "my-bucket"),
         BUCKET,
     ]
-    email: Annotated[str, Help("Address for budget alerts.", "me@example.com"), MAIL]
+    email: Annotated[
+        str, Help("Address for budget alerts, and for `notify`.", "me@example.com"), MAIL
+    ]
     monthly_budget: Annotated[
         int,
-        Help("Budget of the whole account in US dollars a month; alerts at 80% and 100%.", "500"),
+        Help("Monthly budget for the whole account in US dollars; alerts at 80% and 100%.", "500"),
         Bounds(1, unit="US dollars"),
     ]
     block: Annotated[str, Help("CIDR block of the new VPC."), BLOCK] = "10.0.0.0/16"
-    prefix: Annotated[str, Help("`sagemaker.prefix` of the job files."), NAME] = "deploykit"
+    prefix: Annotated[str, Help("`sagemaker.prefix` in the job files."), NAME] = "deploykit"
     keep_sources: Annotated[
         int,
-        Help("Days after which uploaded sources are deleted from the bucket."),
+        Help("Number of days after which uploaded sources are deleted from the bucket."),
         Bounds(1, unit="days"),
     ] = 90
     log_group: Annotated[
         bool,
-        Help("Create the log group of training jobs; `false` if the account already has it."),
+        Help("Create the log group for training jobs; set to `false` if it already exists."),
     ] = True
+    notify: Annotated[
+        bool,
+        Help("Send an e-mail to `email` when a training job with the stack's role ends."),
+    ] = False
     cluster: Annotated[Cluster | None, Help("Also create a Slurm cluster.")] = None
 
 
@@ -125,7 +134,7 @@ def problems(answers: Answers) -> Iterator[Problem]:
         yield Problem("block", str(error), "10.0.0.0/16")
     else:
         if block.prefixlen not in _VPC_PREFIX_LENGTHS:
-            yield Problem("block", "a VPC's block is between /16 and /28", "10.0.0.0/16")
+            yield Problem("block", "must be between /16 and /28 for a VPC", "10.0.0.0/16")
     if answers.cluster is not None:
         yield from _cluster_problems(answers.cluster)
 
@@ -134,15 +143,19 @@ def _cluster_problems(cluster: Cluster) -> Iterator[Problem]:
     known_types = _instance_types()
     for key, name in (("instance_type", cluster.instance_type), ("head_type", cluster.head_type)):
         if name not in known_types:
-            message = f"unknown EC2 instance type {name} (by the installed botocore)"
+            message = f"the installed botocore does not know the EC2 instance type {name}"
             near = did_you_mean(name, sorted(known_types))
             yield Problem(f"cluster.{key}", message, near)
     if cluster.min_nodes > cluster.max_nodes:
-        message = f"is {cluster.min_nodes}, more than max_nodes ({cluster.max_nodes})"
-        yield Problem("cluster.min_nodes", message, "0 terminates all nodes when they are idle")
+        message = f"must be at most max_nodes, which is {cluster.max_nodes}"
+        yield Problem("cluster.min_nodes", message, "0 terminates all idle nodes")
     size = cluster.storage
     if size != _LUSTRE_MINIMUM and (size < _LUSTRE_STEP or size % _LUSTRE_STEP):
-        yield Problem("cluster.storage", f"FSx has no size of {size} GiB", "1200 or 2400")
+        yield Problem(
+            "cluster.storage",
+            f"FSx for Lustre does not support a size of {size} GiB",
+            "1200 or 2400",
+        )
 
 
 @functools.cache

@@ -88,7 +88,7 @@ def inspect(python: str | None) -> LocalMachine:
     try:
         probed = json.loads(done.out.splitlines()[-1])  # a sitecustomize may print before it
     except (IndexError, ValueError):
-        message = f"{python} failed: it exited with 0 but printed no facts"
+        message = f"{python} exited with code 0 but printed no facts"
         raise BackendUnavailable(message, hint="correct local.python") from None
     return LocalMachine(
         **{**probed, "interfaces_up": tuple(probed["interfaces_up"])},
@@ -116,7 +116,7 @@ def load(folder: Path) -> LocalMachine:
     try:
         machine, problems = decode(LocalMachine, read_json(path))
     except (OSError, ValueError) as error:
-        raise NotFound(f"no facts in {path}", hint=hint) from error
+        raise NotFound(f"no valid facts in {path}", hint=hint) from error
     if machine is None:
         raise NotFound(f"{path}: {problems[0].path} {problems[0].message}", hint=hint)
     return machine
@@ -133,7 +133,7 @@ def findings(job: JobSpec, machine: LocalMachine) -> Iterator[Finding]:
 
 def _pytorch(machine: LocalMachine) -> Iterator[Finding]:
     if machine.import_error:
-        summary = "install PyTorch there, or set local.python to another Python"
+        summary = "install PyTorch in that environment, or set local.python to another Python"
         yield Finding(
             "torch_missing",
             "error",
@@ -159,7 +159,8 @@ def _gpus(job: JobSpec, machine: LocalMachine) -> Iterator[Finding]:
         yield Finding(
             "gpus_unused",
             "error" if job.resources.gpus_per_node else "warning",
-            f"GPUs: this host has {machine.gpus}, but PyTorch can use {machine.visible_gpus}",
+            f"this host has {units.plural(machine.gpus, 'GPU')}, but PyTorch can use "
+            f"{machine.visible_gpus}",
             (f"PyTorch {machine.torch}, {build}",),
             Fix(summary, cli=_pip(machine, "--force-reinstall", "torch")),
         )
@@ -168,10 +169,10 @@ def _gpus(job: JobSpec, machine: LocalMachine) -> Iterator[Finding]:
         yield Finding(
             "gpus_too_few",
             "warning",
-            f"GPUs per node: the job requests {requested}, but this host has {machine.gpus}: "
-            "ranks without a GPU train on the CPU",
+            f"the job requests {units.plural(requested, 'GPU')} per node, but this host has "
+            f"{machine.gpus}; ranks without a GPU train on the CPU",
             (f"usable GPUs: {machine.gpus}",),
-            Fix("request fewer", settings={"resources.gpus_per_node": str(machine.gpus)}),
+            Fix("request fewer GPUs", settings={"resources.gpus_per_node": str(machine.gpus)}),
         )
 
 
@@ -182,8 +183,8 @@ def _shared_memory(job: JobSpec, machine: LocalMachine) -> Iterator[Finding]:
         yield Finding(
             "shm_small",
             "warning",
-            f"{_SHM} has {free} free; {units.plural(ranks, 'rank')} with loader workers usually "
-            "need more, and a full /dev/shm kills them with a bus error",
+            f"{_SHM} has {free} free, usually too little for {units.plural(ranks, 'rank')} with "
+            "data loader workers; a full /dev/shm kills them with a bus error",
             (f"{_SHM}: {free} free, {usual} usually needed",),
             Fix(
                 "increase its size (in Docker: --shm-size=8g)",
@@ -202,9 +203,12 @@ def _limits(job: JobSpec, machine: LocalMachine) -> Iterator[Finding]:
             yield Finding(
                 "limit",
                 "error",
-                f"the limit of {name} is {limit}; {ranks} ranks need about {needed}",
+                f"the limit on {name} is {limit}; {ranks} ranks need about {needed}",
                 (f"ulimit {flag}: {limit}",),
-                Fix("raise it in the shell that submits", cli=f"ulimit {flag} {needed * 4}\n"),
+                Fix(
+                    "raise the limit in the shell that you submit from",
+                    cli=f"ulimit {flag} {needed * 4}\n",
+                ),
             )
     if machine.has_infiniband and machine.max_locked_memory >= 0:
         yield Finding(
@@ -222,7 +226,7 @@ def _network(job: JobSpec, machine: LocalMachine) -> Iterator[Finding]:
             "loopback_down",
             "error",
             "the loopback interface is down; local ranks communicate over it",
-            (f"interfaces that are up: {', '.join(machine.interfaces_up) or 'none'}",),
+            (f"active interfaces: {', '.join(machine.interfaces_up) or 'none'}",),
             Fix("bring it up", cli="ip link set lo up\n"),
         )
     if not machine.host_address and job.resources.world_size > 1:
@@ -230,6 +234,6 @@ def _network(job: JobSpec, machine: LocalMachine) -> Iterator[Finding]:
             "host_name",
             "note",
             "this host's name does not resolve; Gloo prints a warning and uses loopback",
-            ("getaddrinfo of the host's own name fails",),
-            Fix("add it to /etc/hosts"),
+            ("getaddrinfo fails for the host's own name",),
+            Fix("add the host name to /etc/hosts"),
         )

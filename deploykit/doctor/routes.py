@@ -43,9 +43,9 @@ def subnet_findings(network: Network) -> Iterator[Finding]:
         yield Finding(
             "subnet_vpcs",
             "error",
-            "the subnets are in different VPCs, but a job runs in one",
+            "the subnets are in different VPCs, but a job can use only one VPC",
             tuple(f"{subnet.id}: {subnet.vpc}" for subnet in existing),
-            _use(f"keep those in {network.vpc}", network.job_subnets),
+            _use(f"keep the subnets in {network.vpc}", network.job_subnets),
         )
     elif existing:
         yield from _zones(network)
@@ -62,11 +62,11 @@ def _missing(network: Network) -> Finding:
     job = network.job
     missing = [name for name in job.subnets if name not in network.subnets]
     candidates = network.existing_subnets or _subnets_of_groups(network)
-    summary = "use existing subnets; `aws ec2 describe-subnets` lists those in a region"
+    summary = "use existing subnets; `aws ec2 describe-subnets` lists them"
     return Finding(
         "subnet_not_found",
         "error",
-        f"subnet not found in {job.region} of this account: {', '.join(missing)}",
+        f"subnet not found in this account in {job.region}: {', '.join(missing)}",
         (f"sagemaker.subnets: {', '.join(job.subnets)}", *map(_free, candidates)),
         _use(summary, candidates[:1]) if candidates else Fix(summary),
     )
@@ -96,14 +96,11 @@ def _zones(network: Network) -> Iterator[Finding]:
             f"EFA traffic of {job.instance_type} cannot leave its subnet, but the job uses "
             f"{len(subnets)} subnets"
         )
-        yield Finding("subnet_zones", "error", message, evidence, _use("keep one", [best]))
+        yield Finding("subnet_zones", "error", message, evidence, _use("keep one subnet", [best]))
         return
-    message = (
-        "the subnets are in different zones: traffic across zones is slower, and each byte is "
-        "billed"
-    )
+    message = "the subnets are in different zones; traffic between zones is slower and billed"
     kept = [subnet for subnet in subnets if subnet.zone == best.zone]
-    fix = _use(f"keep those in {best.zone}", kept)
+    fix = _use(f"keep the subnets in {best.zone}", kept)
     yield Finding("subnet_zones", "warning", message, evidence, fix)
 
 
@@ -127,11 +124,13 @@ def _larger_subnet(network: Network, like: Subnet, wanted: int) -> Fix:
     for subnet in network.subnets.values():
         same_place = (subnet.vpc, subnet.zone) == (like.vpc, like.zone)
         if same_place and subnet.free >= wanted and not network.is_public(subnet.id):
-            summary = f"{subnet.id} in the same zone has {subnet.free} free addresses"
+            summary = f"use {subnet.id} in the same zone, with {subnet.free} free addresses"
             return _use(summary, [subnet])
     block, table = _free_block(network, like.vpc, wanted), network.table_of(like.id)
     if block is None or table is None:
-        return Fix("free addresses, or add a block to the VPC and a subnet in it")
+        return Fix(
+            "release unused addresses, or add a CIDR block to the VPC and a subnet in that block"
+        )
     return network.fix(
         "subnet",
         f"create a larger subnet in {like.zone} with the same routes",
@@ -156,7 +155,7 @@ def _free_block(network: Network, vpc: str, wanted: int) -> IPv4Network | None:
 def _tenancy(network: Network, vpc: str) -> Iterator[Finding]:
     known = network.vpcs.get(vpc)
     if known is not None and known.tenancy != "default":
-        summary = "set its tenancy to default; running instances are not changed"
+        summary = "set its tenancy to default; running instances are not affected"
         yield Finding(
             "vpc_tenancy",
             "error",
@@ -190,7 +189,7 @@ def _broken_nat(network: Network, table: RouteTable, route: Route, why: str) -> 
 def _nat_fix(network: Network, table: RouteTable) -> Fix:
     for nat in network.nats.values():
         if nat.vpc == table.vpc and nat.state == "available" and network.is_public(nat.subnet):
-            summary = f"route to {nat.id}, which works"
+            summary = f"route to the working NAT gateway {nat.id}"
             return network.fix("nat_route", summary, table=table.id, nat=nat.id)
     for subnet in network.subnets.values():
         if subnet.vpc == table.vpc and network.is_public(subnet.id):
@@ -200,18 +199,18 @@ def _nat_fix(network: Network, table: RouteTable) -> Fix:
     if network.s3_gateway(table) is not None:
         return Fix(way_out)
     s3 = _s3_fix(network, table)
-    return replace(s3, summary=f"{s3.summary}; for the internet as well: {way_out}")
+    return replace(s3, summary=f"{s3.summary}; for internet access as well, {way_out}")
 
 
 def _no_s3(network: Network, table: RouteTable) -> Finding:
     route = table.default
-    why = "no gateway endpoint, and no NAT gateway"
+    why = "there is no gateway endpoint or NAT gateway"
     if route is not None and route.to_internet_gateway:
-        why = f"{route.target} serves only public IPs, and instances of the job have none"
+        why = f"{route.target} serves only public IPs, which the job's instances do not have"
     users = [s.id for s in network.job_subnets if network.table_of(s.id) == table]
     routes = ", ".join(f"{route.destination} -> {route.target}" for route in table.routes)
     others = (
-        f"{gateway.id} (S3) serves only {', '.join(gateway.tables) or 'no route table'}"
+        f"{gateway.id} (S3) serves the route tables: {', '.join(gateway.tables) or 'none'}"
         for gateway in network.s3_gateways(table.vpc)
     )
     return Finding(
@@ -246,7 +245,7 @@ def _dns(network: Network) -> Iterator[Finding]:
     if vpc is None:
         return
     if vpc.dns_support is False:
-        message = "DNS is off in the VPC: no host name resolves, not even S3's"
+        message = "DNS is off in the VPC, so no host name resolves, not even S3's"
         yield _attribute(network, vpc, "enableDnsSupport", "--enable-dns-support", message)
     private_names = [
         endpoint
@@ -418,7 +417,8 @@ def _refusing_policy(
         tuple(f"{endpoint.id}: {json.dumps(statement)}" for statement in denying or statements),
         network.fix(
             "endpoint_policy",
-            "allow the job's buckets" + (", and remove the Deny" if denying else ""),
+            "allow access to the job's buckets"
+            + (", and remove the Deny statement" if denying else ""),
             endpoint=endpoint.id,
             policy=account.policy_document([*kept, *allowing]),
         ),

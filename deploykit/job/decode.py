@@ -63,7 +63,7 @@ class Pattern(typing.NamedTuple):
     meaning: str
 
 
-NOT_EMPTY = Pattern(r"[\s\S]+", "a value; omit the key for the default")
+NOT_EMPTY = Pattern(r"[\s\S]+", "a value (omit the key for the default)")
 
 
 class Usual(typing.NamedTuple):
@@ -264,8 +264,7 @@ def _dataclass(
     if not isinstance(data, Mapping):
         problems.append(Problem(path, f"expected a section, got {_shown(data)}", example))
         return None
-    # the key `as` is the field `as_`: a keyword of Python cannot name one
-    known = {field.name.rstrip("_"): field for field in dataclasses.fields(cls)}
+    known = {key_of(field.name): field for field in dataclasses.fields(cls)}
     values: dict[str, Any] = {}
     misspelled: dict[str, str] = {}
     if not known.keys() >= data.keys():
@@ -332,7 +331,7 @@ def _mapping(key: Any, item: Any, data: object, path: str, problems: list[Proble
     if data is None:
         return {}
     if not isinstance(data, Mapping):
-        problems.append(Problem(path, f"expected names with values, got {_shown(data)}"))
+        problems.append(Problem(path, f"expected a mapping, got {_shown(data)}"))
         return None
     return {
         _read(key, name, _join(path, str(name)), problems): _read(
@@ -378,7 +377,7 @@ def _anything(data: object) -> Any:
 def _text(data: object) -> str:
     if isinstance(data, str):
         if "\0" in data or not encodable(data):
-            raise TypeError("remove the NUL character or the unpaired surrogate")
+            raise TypeError("remove NUL characters and unpaired surrogates")
         return str(data)
     if isinstance(data, bool | int | float):
         raise TypeError(f'put it in quotes: "{_shown(data)}"')
@@ -437,6 +436,11 @@ def _join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
+def key_of(name: str) -> str:
+    """The key of a field: ``as`` of ``as_``, since a keyword of Python cannot name a field."""
+    return name.rstrip("_")
+
+
 def as_data(value: Any) -> Any:
     """A job or options as in a job file that decodes to the same, whatever the user's defaults."""
     if dataclasses.is_dataclass(value):
@@ -445,7 +449,7 @@ def as_data(value: Any) -> Any:
             data = {name: item for name, item in vars(value).items() if item is not None}
             return data[short] if data.keys() == {short} else data
         data = {name: _with_unit(hint, getattr(value, name)) for name, hint in hints(kind).items()}
-        data = {name.rstrip("_"): item for name, item in data.items()}
+        data = {key_of(name): item for name, item in data.items()}
         return {name: item for name, item in data.items() if (name, item) != ("time_limit", "0s")}
     if isinstance(value, Mapping):
         return {key: as_data(item) for key, item in value.items()}

@@ -31,6 +31,8 @@ _UV = "uv>=0.9"
 """What pip installs on a node without uv: the first that writes a pylock.toml as we need it."""
 _OF_IMAGES = ("torch", "torchvision", "torchaudio")
 """Packages that an image for training has built for its machines."""
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+"""https://packaging.python.org/en/latest/specifications/name-normalization/."""
 _NO_UV = "uv is not on PATH, so pip will install it for the run"
 
 
@@ -39,8 +41,16 @@ def lines(environment: Environment) -> Iterator[str]:
     if environment.python is not None:
         kind, value = environment.python
         yield f"environment={home_path(value)}"
+        if kind == "uv":
+            yield f"options={shlex.quote(' '.join(_options(environment)))}"
         yield (paths.shipped("templates") / f"environment/{kind}.sh").read_text(encoding="utf-8")
         yield "export python\n"
+
+
+def _options(environment: Environment) -> list[str]:
+    """The options of uv that choose parts of the project."""
+    extras = [word for name in environment.extras for word in ("--extra", name)]
+    return extras + [word for name in environment.groups for word in ("--group", name)]
 
 
 def check(environment: Environment) -> Iterator[Problem]:
@@ -50,10 +60,19 @@ def check(environment: Environment) -> Iterator[Problem]:
         message = f"expected only one of `conda`, `venv` and `uv`; got {' and '.join(kinds)}"
         yield Problem("environment", message)
     elif not kinds and not environment.modules:
-        yield Problem("environment", "expected one of `conda`, `venv` and `uv`, or `modules`")
+        yield Problem("environment", "expected `conda`, `venv`, `uv` or `modules`")
     if environment.node_local and not environment.uv:
-        message = "requires `environment.uv`, whose uv.lock each node then installs"
+        message = "requires `environment.uv`: each node installs the project's uv.lock"
         yield Problem("environment.node_local", message, "remove it, or set environment.uv")
+    for key in ("extras", "groups"):
+        path, names = f"environment.{key}", getattr(environment, key)
+        if names and not environment.uv:
+            message = f"requires `environment.uv`: a uv project defines its {key}"
+            yield Problem(path, message, "remove it, or set environment.uv")
+        for name in names:
+            if not _NAME.fullmatch(name):
+                hint = "use letters, digits, -, _ and ."
+                yield Problem(path, f"{name!r} is not a valid name", hint)
 
 
 def on_nodes(
@@ -79,7 +98,9 @@ def _project(job: JobSpec, *, elsewhere: bool) -> dict[str, Any] | None:
     travels = not at_home and Path(environment.uv).is_relative_to(job.source)
     if not travels or not (environment.node_local or elsewhere):
         return None
-    return {"project": Path(environment.uv).relative_to(job.source).as_posix()}
+    project = {"project": Path(environment.uv).relative_to(job.source).as_posix()}
+    options = _options(environment)
+    return {**project, **({"options": options} if options else {})}
 
 
 def _script(job: JobSpec) -> dict[str, Any] | None:
@@ -125,7 +146,7 @@ def check_header(job: JobSpec) -> Iterator[Problem]:
     try:
         header(job)
     except Malformed as error:
-        yield Problem("entrypoint.script", str(error), "`uv add --script` writes it")
+        yield Problem("entrypoint.script", str(error), "`uv add --script` writes a valid block")
 
 
 def on_nodes_problems(job: JobSpec, wanted: Mapping[str, Any]) -> Iterator[Problem]:
@@ -134,8 +155,10 @@ def on_nodes_problems(job: JobSpec, wanted: Mapping[str, Any]) -> Iterator[Probl
         folder = Path(job.source, wanted["project"])
         for name in ("pyproject.toml", "uv.lock"):
             if not (folder / name).is_file():
-                hint = f"`uv lock` in {folder} writes it" if name == "uv.lock" else "`uv init`"
+                hint = f"run `uv {'lock' if name == 'uv.lock' else 'init'}` in that folder"
                 yield Problem("environment.uv", f"{folder} has no {name}", hint)
+        if job.environment is not None:
+            yield from _undefined(job.environment, folder)
 
 
 def locked_torch(job: JobSpec, wanted: Mapping[str, Any]) -> str:
@@ -148,13 +171,13 @@ def locked_torch(job: JobSpec, wanted: Mapping[str, Any]) -> str:
 def sentence(wanted: Mapping[str, Any]) -> str:
     """What each node installs, for the line that a submit prints first."""
     what = wanted.get("script") or f"{wanted['project']}/uv.lock".removeprefix("./")
-    stays = "; the image's PyTorch stays" if "keep" in wanted else ""
-    return f"each node installs the packages of {what} with uv{stays}"
+    kept = "; the image's PyTorch is kept" if "keep" in wanted else ""
+    return f"each node installs the packages in {what} with uv{kept}"
 
 
 def comment(wanted: Mapping[str, Any]) -> list[str]:
-    """Lines of a script that tell what each node will install."""
-    without = f"on a node without uv, first: pip install '{wanted['uv']}'"
+    """Comment lines of a script: what each node will install."""
+    without = f"a node without uv first runs pip install '{wanted['uv']}'"
     return [f"# {ascii(sentence(wanted))[1:-1]} before the ranks start;", f"# {without}", ""]
 
 
@@ -166,7 +189,7 @@ def no_uv(wanted: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem(path, _NO_UV, hint, severity="warning")
 
 
-_NOT_LOADED = "deploykit: the job cannot start: a module of {key} cannot be loaded: "
+_NOT_LOADED = "deploykit: the job cannot start: module load {modules} failed ({key})"
 
 
 def module_lines(modules: Sequence[str], key: str) -> Iterator[str]:
@@ -176,7 +199,7 @@ def module_lines(modules: Sequence[str], key: str) -> Iterator[str]:
             "# shellcheck source=/dev/null",
             "type module >/dev/null 2>&1 || . /etc/profile",
             f"if ! module load {shlex.join(modules)}; then",
-            f"    echo {shlex.quote(_NOT_LOADED.format(key=key) + ' '.join(modules))}",
+            f"    echo {shlex.quote(_NOT_LOADED.format(key=key, modules=' '.join(modules)))}",
             *("    exit 78", "fi", ""),
         )
 
@@ -191,7 +214,7 @@ def conflict(job: JobSpec, key: str, python: str | None) -> Iterator[Problem]:
     """The problem of a job that chooses the Python twice, once with the key `key`."""
     if python is not None and job.environment is not None and job.environment.python is not None:
         kind, _ = job.environment.python
-        message = f"environment.{kind} chooses the Python too"
+        message = f"conflicts with environment.{kind}, which also selects the Python"
         yield Problem(key, message, f"remove {key} or environment.{kind}")
 
 
@@ -204,7 +227,7 @@ def problems(environment: Environment, *, prepared: bool) -> Iterator[Problem]:
         case ("venv", folder):
             yield from _check_venv(_home(folder))
         case ("uv", folder):
-            yield from _check_uv(_home(folder), prepared=prepared)
+            yield from _check_uv(environment, _home(folder), prepared=prepared)
         case ("conda", name):
             yield from _check_conda(name, prepared=prepared)
 
@@ -215,8 +238,9 @@ def module_problems(environment: Environment) -> Iterator[Problem]:
     scripts = [script.name for script in Path("/etc/profile.d").glob("*.sh")]
     known = known or any("module" in name or "lmod" in name for name in scripts)
     if environment.modules and not known:
-        message = "this machine has no `module` command, it seems"
-        yield Problem("environment.modules", message, "remove it here", severity="warning")
+        message = "this machine does not seem to have a `module` command"
+        hint = "remove the key to run on this machine"
+        yield Problem("environment.modules", message, hint, severity="warning")
 
 
 def python(environment: Environment) -> str | None:
@@ -241,21 +265,43 @@ def _check_venv(folder: Path) -> Iterator[Problem]:
     elif not os.access(folder / "bin/python", os.X_OK):
         gone = "the Python that created it no longer exists"
         is_link = (folder / "bin/python").is_symlink()
-        why = gone if is_link else "it is not a virtual environment"
-        yield Problem("environment.venv", f"{folder}/bin/python cannot run: {why}", create)
+        why = gone if is_link else "the folder is not a virtual environment"
+        yield Problem("environment.venv", f"{folder}/bin/python cannot be run: {why}", create)
     else:
         yield from _too_old("environment.venv", _configured_version(folder))
 
 
-def _check_uv(folder: Path, *, prepared: bool) -> Iterator[Problem]:
+def _check_uv(environment: Environment, folder: Path, *, prepared: bool) -> Iterator[Problem]:
     if not (folder / "pyproject.toml").is_file():
-        hint = "name the folder of a uv project; `uv init` creates one"
+        hint = "use the folder of a uv project; `uv init` creates a project"
         yield Problem("environment.uv", f"{folder} has no pyproject.toml", hint)
+    yield from _undefined(environment, folder)
     if not prepared and _program("uv", "~/.local/bin") is None:
         yield Problem(
             "environment.uv", "uv is not on PATH", "install it: https://docs.astral.sh/uv/"
         )
     yield from _too_old("environment.uv", _configured_version(_uv_environment(folder)))
+
+
+def _undefined(environment: Environment, project: Path) -> Iterator[Problem]:
+    """Problems of extras and groups that a uv project does not define."""
+    try:
+        data = tomllib.loads(_text(project / "pyproject.toml"))
+    except ValueError:  # uv says where
+        return
+    extras = data.get("project", {}).get("optional-dependencies", {})
+    for key, table in (("extras", extras), ("groups", data.get("dependency-groups", {}))):
+        known = {_normal(name): name for name in table}
+        for name in getattr(environment, key):
+            if _normal(name) not in known:
+                message = f"{project / 'pyproject.toml'} does not define {name!r}"
+                hint = did_you_mean(name, known.values()) or f"it defines: {', '.join(table)}"
+                yield Problem(f"environment.{key}", message, hint if known else None)
+
+
+def _normal(name: str) -> str:
+    """https://packaging.python.org/en/latest/specifications/name-normalization/."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _check_conda(name: str, *, prepared: bool) -> Iterator[Problem]:
@@ -265,15 +311,15 @@ def _check_conda(name: str, *, prepared: bool) -> Iterator[Problem]:
     if not prepared and _conda() is None:
         yield Problem(path, "conda is not on PATH", "run `conda init`, or load its module")
     elif not prepared and folder is None:
-        hint = did_you_mean(name, known) or f"known here: {', '.join(sorted(known)) or 'none'}"
+        hint = did_you_mean(name, known) or f"known names: {', '.join(sorted(known)) or 'none'}"
         message = f"conda has no environment named {name!r}"
-        yield Problem(path, message, f"{hint} - or give its folder")
+        yield Problem(path, message, f"use a folder or a known name; {hint}")
     if folder is None:
         return
     if not (folder / "conda-meta").is_dir():
-        yield Problem(path, f"there is no conda environment in {folder}")
+        yield Problem(path, f"{folder} is not a conda environment")
     elif not os.access(folder / "bin/python", os.X_OK):
-        hint = f"`conda install --prefix {shlex.quote(str(folder))} python` installs it"
+        hint = f"`conda install --prefix {shlex.quote(str(folder))} python` installs Python"
         yield Problem(path, f"{folder} has no Python", hint)
     else:
         yield from _too_old(path, _conda_version(folder))
@@ -346,7 +392,8 @@ def _too_old(path: str, version: str) -> Iterator[Problem]:
     match = re.match(r"([0-9]{1,3})\.([0-9]{1,3})", version)
     if match and (int(match[1]), int(match[2])) < _OLDEST:
         oldest = ".".join(map(str, _OLDEST))
-        yield Problem(path, f"its Python is {version}; the launcher needs {oldest} or later")
+        message = f"its Python is {version}, but the launcher requires {oldest} or later"
+        yield Problem(path, message)
 
 
 def _text(path: Path) -> str:

@@ -150,6 +150,8 @@ def load(
     if "" in values:
         folder = draft.source.absolute().parent if isinstance(draft.source, Path) else Path.cwd()
         job: JobSpec = values.pop("").in_folder(folder)
+        if job.restarts and job.restarts.policy == "never":
+            job = dataclasses.replace(job, retries=0)
         file = JobFile(draft.source, job, values, draft.lines, draft.origins, draft.given)
     problems += checks.check(file.job) if file else []
     if file is None or problems:
@@ -185,7 +187,7 @@ def parse(path: Source) -> tuple[dict[str, Any], dict[str, int]]:
         text = read_text(path)
     except (OSError, Malformed) as error:
         what = error.strerror if isinstance(error, OSError) else f"it {error}"
-        hint = "name a job file or a script, or write a job file with `deploykit init`"
+        hint = "pass a job file or a script, or create a job file with `deploykit init`"
         script = Path(f"{path}.py")
         raise NotFound(
             f"cannot read the job file {path}: {what}",
@@ -198,7 +200,7 @@ def parse(path: Source) -> tuple[dict[str, Any], dict[str, int]]:
     except Malformed as error:
         raise JobFileError(str(path), [Problem("", str(error), line=error.line)]) from error
     if not isinstance(tree, dict):
-        problems.append(Problem("", "expected keys with values, such as `name: digits`"))
+        problems.append(Problem("", "expected a mapping such as `name: digits`"))
     if problems:
         raise JobFileError(str(path), problems)
     return tree, lines
@@ -212,16 +214,18 @@ def located(
 ) -> list[Problem]:
     """The problems with their lines or the origins of their values, in the order of the file.
 
-    Those of overridden values come last, without a line.
+    Those of overridden values come last, without a line. One that several backends report is
+    there once.
     """
     numbered = []
     given = given or {}
-    for problem in problems:
+    for problem in dict.fromkeys(problems):
         overridden = next((key for key in given if _is_inside(problem.path, [key])), None)
         if overridden is not None:
             numbered.append(problem._replace(line=None, argument=given[overridden] or None))
             continue
-        line, origin = problem.line or lines.get(problem.path), (origins or {}).get(problem.path)
+        line, key = problem.line or lines.get(problem.path), problem.path.partition("[")[0]
+        origin = (origins or {}).get(key)
         text = f"{problem.message}; set in {origin}" if origin else problem.message
         numbered.append(problem._replace(line=line, message=text))
     return sorted(numbered, key=lambda problem: problem.line or sys.maxsize)
@@ -250,7 +254,7 @@ def yaml(text: str) -> tuple[Any, dict[str, int], list[Problem]]:
         mark = getattr(error, "problem_mark", None)
         what = getattr(error, "problem", None) or str(error).splitlines()[0]
         if mark and text[mark.index : mark.index + 1] == "\t":
-            what = "a tab; indent with spaces"
+            what = "found a tab; indent with spaces"
         message = f"is not valid YAML: {what.removeprefix('but ')}"
         raise Malformed(message, mark.line + 1 if mark else None) from None
     except UnicodeError:
@@ -295,7 +299,7 @@ def _override(tree: dict[str, Any], override: str | tuple[str, Any]) -> str:
     """
     path, value = _read_override(override) if isinstance(override, str) else override
     if not all(path.split(".")):
-        raise UsageError(f"set {path!r}: expected a key", hint="for example resources.nodes")
+        raise UsageError(f"set: {path!r} is not a key", hint="for example resources.nodes")
     *parents, last = path.split(".")
     for name in parents:
         below = tree.get(name)
@@ -318,7 +322,7 @@ def _read_override(text: str) -> tuple[str, Any]:
     try:
         return key, yaml(value)[0]
     except Malformed as error:
-        hint = "write lists as [a, b], and quote the whole argument for the shell"
+        hint = "write a list as [a, b], and quote the whole argument for the shell"
         raise UsageError(f"--set {text}: the value is not valid YAML", hint=hint) from error
 
 
@@ -338,7 +342,7 @@ class _YamlReader:
             self._values[id(node)] = _UNFINISHED
             self._values[id(node)] = self._new_value(node, path)
         if self._values[id(node)] is _UNFINISHED:
-            raise Malformed("is not valid YAML: an alias inside its own value", _line(node))
+            raise Malformed("is not valid YAML: an alias refers to itself", _line(node))
         return self._values[id(node)]
 
     def _new_value(self, node: pyyaml.Node, path: str) -> Any:
@@ -354,7 +358,7 @@ class _YamlReader:
         values: dict[str, Any] = {}
         for key, value in node.value:
             if not isinstance(key, pyyaml.ScalarNode):
-                raise Malformed("is not valid YAML: expected a plain name as a key", _line(key))
+                raise Malformed("is not valid YAML: a key must be plain text", _line(key))
             below = f"{path}.{key.value}" if path else key.value
             if key.value in values:
                 self.problems.append(Problem(below, "duplicate key", line=_line(key)))
@@ -382,7 +386,7 @@ def set_key(path: Path, key: str, value: str) -> None:
         changed = _with_key(text, section, name, quoting.yaml(value))
     if changed is None or not _has_values(changed, {**before, section: {**old, name: value}}):
         raise UsageError(
-            f"{path} cannot be changed automatically", hint=f"set {key} to {value!r} in it"
+            f"cannot edit {path} automatically", hint=f"set {key} to {value!r} in the file"
         )
     try:
         path.write_text(changed, encoding="utf-8")

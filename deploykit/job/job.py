@@ -42,6 +42,8 @@ class EnvironmentKeys(TypedDict, total=False):
     venv: str | os.PathLike[str]
     uv: str | os.PathLike[str]
     node_local: bool
+    extras: Sequence[str]
+    groups: Sequence[str]
     modules: Sequence[str]
 
 
@@ -52,6 +54,21 @@ class TrackKeys(TypedDict, total=False):
     tensorboard: str | os.PathLike[str]
     trackio: str
     wandb: str
+
+
+class NotifyKeys(TypedDict, total=False):
+    """The section `notify`: receivers of messages, and the events to report."""
+
+    to: Sequence[str]
+    events: Sequence[str]
+    command: Sequence[str]
+
+
+class RestartPolicyKeys(TypedDict, total=False):
+    """The section `restarts`: whether failed ranks start again."""
+
+    policy: Literal["cause", "always", "never"]
+    back_off: str | timedelta
 
 
 class InputChannelKeys(TypedDict, total=False):
@@ -94,7 +111,9 @@ class Job(Mapping[str, Any]):
         outputs: Sequence[str] | None = None,
         metrics: Mapping[str, str] | None = None,
         track: TrackKeys | None = None,
+        notify: NotifyKeys | None = None,
         retries: int | None = None,
+        restarts: RestartPolicyKeys | None = None,
         on_stall: Literal["report", "dump", "restart"] | None = None,
         profile: str | None = None,
         preflight: bool | None = None,

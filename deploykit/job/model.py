@@ -17,16 +17,16 @@ Arguments = tuple[str, ...]
 
 NAME = Pattern(
     r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,39}",
-    "letters, digits and single inner hyphens, at most 40 characters",
+    "at most 40 letters and digits, with single hyphens between them",
 )
-VARIABLE = Pattern(r"[A-Za-z_][A-Za-z0-9_]*", "an environment variable's name")
+VARIABLE = Pattern(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")
 CHANNEL = Pattern(r"[A-Za-z0-9][A-Za-z0-9_]{0,63}", "letters, digits and underscores")
 STAGE_FOLDER = Pattern(
-    r"[/$][^\x00-\x1f\x7f]*", "an absolute folder, or one that begins with a variable of the node"
+    r"[/$][^\x00-\x1f\x7f]*", "an absolute path, or a path that starts with a variable of the node"
 )
 OUTPUT = Pattern(
     r"[^/~\x00-\x1f\x7f][^\x00-\x1f\x7f]*",
-    "a pattern below the working folder, such as snapshot.pt or checkpoints/*.pt",
+    "a pattern relative to the working folder, such as snapshot.pt or checkpoints/*.pt",
 )
 METRIC = Pattern(r"[ -~]{1,100}", "a name of at most 100 printable ASCII characters")
 PATH = Pattern(r"[^\x00-\x1f\x7f-][^\x00-\x1f\x7f]*", "a name or path without control characters")
@@ -36,17 +36,17 @@ BUDGET = Pattern(
 )
 PROFILE = Pattern(
     r"(torch|nsys):([2-9]|[1-9][0-9]{1,8}):[1-9][0-9]{0,8}|nsys|memory",
-    "torch:FIRST:LAST, such as torch:20:25: optimizer steps from 2 on; nsys:FIRST:LAST or nsys; "
-    "or memory",
+    "torch:FIRST:LAST or nsys:FIRST:LAST, with optimizer steps from 2 on, such as torch:20:25; "
+    "or nsys; or memory",
 )
 MONEY = Pattern(r"[0-9]{1,12}([.][0-9]{1,9})? ?[A-Z]{3}", "an amount of money such as 50 USD")
 MLFLOW = Pattern(
     r"https?://[^\s/@?#]+(/[^\s@?#]*)?"
     r"|arn:aws(-us-gov)?:sagemaker:[a-z0-9-]+:[0-9]{12}:mlflow-(tracking-server|app)/[A-Za-z0-9-]+",
     "an address such as https://mlflow.example.com without a user name (set "
-    "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead), or SageMaker's "
-    "arn:aws:sagemaker:REGION:ACCOUNT:mlflow-tracking-server/NAME; a file store needs "
-    "`mlflow server --backend-store-uri` in front of it",
+    "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead), or an ARN such as "
+    "arn:aws:sagemaker:REGION:ACCOUNT:mlflow-tracking-server/NAME; to use a file store, start "
+    "`mlflow server --backend-store-uri`",
 )
 FOLDER_OR_S3 = Pattern(
     r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\x00-\x1f\x7f]*)?|[^:\x00-\x1f\x7f]+",
@@ -61,26 +61,26 @@ PROJECT = Pattern(
 
 @dataclass(frozen=True)
 class Entrypoint:
-    """What to run: a script or a module, and its arguments exactly as in `sys.argv[1:]`."""
+    """The script or module to run, and its arguments exactly as in `sys.argv[1:]`."""
 
     script: Annotated[
         str | None, Help("Python script, relative to `source`.", example="train.py")
     ] = None
     module: Annotated[
-        str | None, Help("Module to run as `python -m` does, instead of a script.")
+        str | None, Help("Module to run, as with `python -m`, instead of a script.")
     ] = None
     args: Annotated[
         Arguments,
         Help(
-            "Arguments, passed unchanged: flags, positionals, repeats, blanks.",
+            "Arguments for the script or module, passed unchanged.",
             example="[--epochs, 5]",
         ),
     ] = ()
     launcher: Annotated[
         Literal["torchrun", "python"],
         Help(
-            "`python`: one plain process on each node, for a script that starts the others itself, "
-            "as with `mp.spawn`.",
+            "`torchrun` starts every rank. `python` starts one plain process per node, for a "
+            "script that starts its own processes, for example with `mp.spawn`.",
             "torchrun",
         ),
     ] = "torchrun"
@@ -91,38 +91,40 @@ class Resources:
     """Nodes, ranks, memory and time that the job needs."""
 
     time_limit: Annotated[
-        Duration, Help("Time limit of the job; `local` requires none.", example="30m"), Bounds(60)
+        Duration, Help("Time limit of the job; optional with `local`.", example="30m"), Bounds(60)
     ] = 0
     """Seconds; 0 means no limit."""
     nodes: Annotated[
         int,
-        Help("Number of nodes; `local` emulates them. `2:4`: at least 2, at most 4.", "1"),
+        Help("Number of nodes; `local` emulates them. `2:4`: at least 2 and at most 4.", "1"),
         Bounds(1, 10_000, text=r"\d+:\d+"),
     ] = 1
     min_nodes: Annotated[
         int | None,
         Help(
-            "Minimum number of nodes: the job continues with as few as this when others are lost. "
-            "Without it, the job ends when a node is lost."
+            "Minimum number of nodes: if nodes are lost, the job continues as long as this many "
+            "remain. Without it, losing a node ends the job."
         ),
         Bounds(1, 10_000),
     ] = None
     processes_per_node: Annotated[
         int | None,
-        Help("Ranks on each node. Default: one for each GPU, or 1.", example="2"),
+        Help("Ranks per node. Default: one per GPU, or 1.", example="2"),
         Bounds(1, 1024),
     ] = None
     gpus_per_node: Annotated[
-        int, Help("GPUs on each node; `local` uses those available.", example="0"), Bounds(0, 1024)
+        int,
+        Help("GPUs per node; `local` uses the available GPUs.", example="0"),
+        Bounds(0, 1024),
     ] = 0
     cpus_per_node: Annotated[
         int | None,
-        Help("CPU cores on each node. Default: the backend's; only Slurm reads it."),
+        Help("CPU cores per node; used only by Slurm. Default: the cluster's."),
         Bounds(1, 100_000),
     ] = None
     memory: Annotated[
         Size | None,
-        Help("Memory on each node. Default: the backend's; only Slurm reads it.", example="4GiB"),
+        Help("Memory per node; used only by Slurm. Default: the cluster's.", example="4GiB"),
     ] = None
 
     @property
@@ -143,7 +145,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Environment:
-    """Where the trainer's Python and packages come from."""
+    """The source of the trainer's Python and packages."""
 
     conda: Annotated[
         str | None, Help("Conda environment, by name or folder.", example="train"), PATH
@@ -156,9 +158,9 @@ class Environment:
     uv: Annotated[
         str | None,
         Help(
-            "Folder of a uv project, relative to the job file. `uv run` brings its environment up "
-            "to date before the trainer starts. With slurm.host and on SageMaker, each node "
-            "installs the uv.lock in the source folder instead.",
+            "Folder of a uv project, relative to the job file. `uv run` updates its environment "
+            "before the trainer starts. With slurm.host and on SageMaker, each node installs the "
+            "project's uv.lock instead.",
             example=".",
         ),
         PATH,
@@ -166,10 +168,21 @@ class Environment:
     node_local: Annotated[
         bool,
         Help(
-            "With `uv`: each node installs the uv.lock in the source folder into its own "
-            "`TMPDIR`, even if it can see the project's environment."
+            "With `uv`: each node installs the project's uv.lock into its own `TMPDIR`, even if "
+            "it can read the project's environment."
         ),
     ] = False
+    extras: Annotated[
+        tuple[str, ...],
+        Help("With `uv`: project extras to install.", example="[cu128]"),
+    ] = ()
+    groups: Annotated[
+        tuple[str, ...],
+        Help(
+            "With `uv`: dependency groups to install in addition to the project's default groups.",
+            example="[train]",
+        ),
+    ] = ()
     modules: Annotated[
         tuple[Annotated[str, PATH], ...],
         Help("Environment modules to load first.", "[cuda/12.8]"),
@@ -195,13 +208,13 @@ class Environment:
 
 @dataclass(frozen=True)
 class Track:
-    """The trackers to which the metrics of a run are sent."""
+    """Trackers that receive the run's metrics."""
 
     mlflow: Annotated[
         str | None,
         Help(
-            "MLflow server: its address, or the ARN of one that SageMaker manages. The "
-            "experiment is `MLFLOW_EXPERIMENT_NAME`, else the name of the job.",
+            "Address of an MLflow server, or the ARN of one managed by SageMaker. The experiment's "
+            "name is `MLFLOW_EXPERIMENT_NAME` if set, otherwise the job's name.",
             example="https://mlflow.example.com",
         ),
         MLFLOW,
@@ -209,7 +222,7 @@ class Track:
     tensorboard: Annotated[
         str | None,
         Help(
-            "Folder or s3:// prefix that gets a folder of event files for each run.",
+            "Folder or s3:// prefix for event files; each run has its own subfolder.",
             example="s3://bucket/tensorboard",
         ),
         FOLDER_OR_S3,
@@ -217,8 +230,8 @@ class Track:
     trackio: Annotated[
         str | None,
         Help(
-            "Project of Trackio on the machine that submits. Needs the package `trackio` beside "
-            "deploykit.",
+            "Trackio project on the submitting machine. Requires the package `trackio` in "
+            "deploykit's environment.",
             example="digits",
         ),
         TRACKIO,
@@ -226,8 +239,8 @@ class Track:
     wandb: Annotated[
         str | None,
         Help(
-            "Project of Weights & Biases, which gets a run when it has ended. Needs the package "
-            "`wandb` beside deploykit.",
+            "Weights & Biases project; a run is uploaded after it ends. Requires the package "
+            "`wandb` in deploykit's environment.",
             example="team/digits",
         ),
         PROJECT,
@@ -250,9 +263,57 @@ TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
 """The keys of `Track`."""
 
 
+RECEIVER = Pattern(
+    r"secret:(env|file|ssm|secretsmanager):[^\x00-\x1f\x7f]+|[a-z][a-z0-9+.-]*://[!-~]+",
+    "an address such as https://hooks.example.com/runs, or secret:KIND:NAME, where KIND is env, "
+    "file, ssm or secretsmanager",
+)
+
+
+@dataclass(frozen=True)
+class Notify:
+    """Receivers of notifications, and the events to report."""
+
+    to: Annotated[
+        tuple[Annotated[str, RECEIVER], ...],
+        Help(
+            "Receivers. An `https://` address receives a JSON POST; webhooks of Slack, Teams and "
+            "Discord receive their own format. Other Apprise addresses, such as `mailto://`, "
+            "require `deploykit[notify]`. Write an address with a token as `secret:KIND:NAME`.",
+            example="[secret:env:SLACK_WEBHOOK]",
+        ),
+    ] = ()
+    events: Annotated[
+        tuple[
+            Literal["started", "failed", "succeeded", "stalled", "preempted", "cap", "budget"],
+            ...,
+        ],
+        Help(
+            "Events to report. `cap`: the run was stopped at `max_cost`. `budget`: the run was "
+            "refused because too little of its budget is left.",
+            example="[failed, succeeded]",
+        ),
+    ] = ("failed", "succeeded", "stalled", "preempted", "cap", "budget")
+    command: Annotated[
+        Arguments,
+        Help(
+            "Command to run, with the message as JSON on standard input. A path that contains a "
+            "slash is relative to the job file's folder.",
+            example="[./page-me.sh]",
+        ),
+    ] = ()
+
+    def in_folder(self, folder: Path) -> Notify:
+        """The same with an absolute path of the command, unless it is looked up in PATH."""
+        program, *words = self.command or ("",)
+        if "/" not in program:
+            return self
+        return replace(self, command=(paths.absolute(program, folder), *words))
+
+
 @dataclass(frozen=True)
 class InputChannel:
-    """Where the data of a channel is, and whether it is copied before the ranks start."""
+    """The location of a channel's data, and whether to copy it before the ranks start."""
 
     SHORT = "path"
     """The key that a plain text sets."""
@@ -261,18 +322,18 @@ class InputChannel:
     stage: Annotated[
         Literal["node", "shard", "shared"] | None,
         Help(
-            "Copy the data before the ranks start, on this machine and on Slurm. `node`: all of it "
-            "to each node. `shard`: a share of the files to each node; node I of N gets every Nth "
-            "file by name, from the Ith on. `shared`: once, to a folder that all nodes see. "
-            "SageMaker copies by itself: see `sagemaker.channels`."
+            "Copy the data before the ranks start, on this machine and on Slurm. `node`: copy all "
+            "files to each node. `shard`: copy a share to each node; node I of N receives every "
+            "Nth file in name order, starting with file I. `shared`: copy the files once, to a "
+            "folder that all nodes share. SageMaker copies data itself: see `sagemaker.channels`."
         ),
     ] = None
     stage_folder: Annotated[
         str | None,
         Help(
-            "Folder on the node for the copy; the node fills in variables such as `$USER`. "
-            "Default: the first of `$SLURM_TMPDIR`, `/scratch`, `$TMPDIR` and `/tmp` that is "
-            "writable there; with `stage: shared`, `data` in the run folder.",
+            "Folder on the node for the copy; variables such as `$USER` are expanded there. "
+            "Default: the first writable folder among `$SLURM_TMPDIR`, `/scratch`, `$TMPDIR` and "
+            "`/tmp`; with `stage: shared`, `data` in the run folder.",
             example="/local/$USER",
         ),
         STAGE_FOLDER,
@@ -284,50 +345,77 @@ class InputChannel:
 
 
 @dataclass(frozen=True)
+class RestartPolicy:
+    """When to restart failed ranks."""
+
+    policy: Annotated[
+        Literal["cause", "always", "never"],
+        Help(
+            "`cause`: restart unless a retry would make no progress, for example after a missing "
+            "module, the same error at the same step twice, or the same error without a new "
+            "checkpoint. `always`: restart after every failure. `never`: never restart the job, "
+            "for any reason.",
+        ),
+    ] = "cause"
+    back_off: Annotated[
+        Duration,
+        Help(
+            "Pause before the second consecutive restart without a new checkpoint; it doubles "
+            "with each further restart, up to 5 minutes.",
+            example="10s",
+        ),
+        Bounds(0, 300),
+    ] = 10
+
+
+@dataclass(frozen=True)
 class JobSpec:
-    """The part of a job file that is the same on every backend."""
+    """The part of a job file that all backends share."""
 
     name: Annotated[str, Help("Name of the job; run ids begin with it.", example="digits"), NAME]
-    entrypoint: Annotated[Entrypoint, Help("What to run.", example="{script: train.py}")]
+    entrypoint: Annotated[
+        Entrypoint, Help("Script or module to run.", example="{script: train.py}")
+    ]
     resources: Annotated[
-        Resources, Help("What the job needs.", example="{nodes: 1, gpus_per_node: 4}")
+        Resources, Help("Resources to request.", example="{nodes: 1, gpus_per_node: 4}")
     ] = field(default_factory=Resources)
     backend: Annotated[
         str | None,
         Help(
-            "Backend to use without `--backend`. Default: the environment's `DEPLOYKIT_BACKEND`, "
-            "else your config file's, else local.",
+            "Backend to use if `--backend` is not given. Default: the environment variable "
+            "`DEPLOYKIT_BACKEND`, then your config file, then `local`.",
             example="local",
         ),
         NOT_EMPTY,
     ] = None
     source: Annotated[
         str,
-        Help("Folder that travels with the job, relative to the job file.", example="."),
+        Help("Source folder to send with the job, relative to the job file.", example="."),
         NOT_EMPTY,
     ] = "."
     environment: Annotated[
         Environment | None,
         Help(
             "Environment whose Python runs the trainer: one of `conda`, `venv` and `uv`, and the "
-            "modules to load before it. On SageMaker only `uv`, whose packages are added to the "
-            "image's Python.",
+            "modules to load before it. SageMaker accepts only `uv`, whose packages are added "
+            "to the image's Python.",
             example="{venv: .venv}",
         ),
     ] = None
     env: Annotated[
         Mapping[Annotated[str, VARIABLE], str],
         Help(
-            "Environment of every rank. A value `secret:KIND:NAME` is looked up on the node and "
-            "never shown; kinds: env, file, ssm, secretsmanager.",
+            "Environment variables for every rank. A value `secret:KIND:NAME` is looked up on the "
+            "node and never shown; KIND is env, file, ssm or secretsmanager.",
             example='{OMP_NUM_THREADS: "1"}',
         ),
     ] = field(default_factory=dict)
     data: Annotated[
         Mapping[Annotated[str, CHANNEL], InputChannel],
         Help(
-            "Input channels, name to folder or s3:// prefix; `DEPLOYKIT_DATA_<NAME>` holds the "
-            "folder on the node. A section instead of text has further keys, such as `stage`.",
+            "Input channels: each name maps to a folder or s3:// prefix. `DEPLOYKIT_DATA_<NAME>` "
+            "contains the path on the node. Write a section instead of a string to set further "
+            "keys, such as `stage`.",
             example="{train: /shared/data/train}",
         ),
     ] = field(default_factory=dict)
@@ -339,7 +427,7 @@ class JobSpec:
     checkpoints: Annotated[
         str | None,
         Help(
-            "Folder or s3:// prefix for checkpoints; runs that name the same one resume from it. "
+            "Folder or s3:// prefix for checkpoints. A run resumes from the newest one there. "
             "Default: `checkpoints` in the run's folder."
         ),
         NOT_EMPTY,
@@ -347,8 +435,8 @@ class JobSpec:
     keep_checkpoints: Annotated[
         int | None,
         Help(
-            "How many of the newest complete checkpoints stay in `checkpoints`; older ones, of any "
-            "script, are deleted while the job runs. Not on SageMaker. Default: all stay.",
+            "Number of complete checkpoints to keep in `checkpoints`. Older ones, even from other "
+            "scripts, are deleted while the job runs. Not available on SageMaker. Default: all.",
             example="3",
         ),
         Bounds(1, 1_000_000),
@@ -356,66 +444,95 @@ class JobSpec:
     outputs: Annotated[
         tuple[Annotated[str, OUTPUT], ...],
         Help(
-            "Files and folders that the trainer writes into its working folder, as patterns. They "
-            "are copied into `output` when it has ended, and restored when the job is "
-            "restarted or another run names the same `checkpoints`. `**` matches any folders.",
+            "Patterns for files and folders that the trainer writes to its working folder. "
+            "Matches are copied to `output` when the trainer ends, and restored when the job is "
+            "restarted or another run uses the same `checkpoints`. `**` matches any number of "
+            "folders.",
             example='[snapshot.pt, "*.ckpt"]',
         ),
     ] = ()
     metrics: Annotated[
         Mapping[Annotated[str, METRIC], Annotated[str, NOT_EMPTY]],
         Help(
-            "Metrics in log lines that `deploykit metrics` does not recognize: name to regular "
-            "expression, whose first group is the number. `step`, `total`, `epoch` and `epochs` "
-            "are the progress of the run.",
+            "Metrics in log lines that `deploykit metrics` does not recognize: each name maps to "
+            "a regular expression whose first group is the number. `step`, `total`, `epoch` and "
+            "`epochs` report the run's progress.",
             example="{loss: 'loss is ([0-9.]+)'}",
         ),
     ] = field(default_factory=dict)
     track: Annotated[
         Track | None,
         Help(
-            "Trackers to send the metrics to, from the machine that submits. Restarts continue "
-            "the same run there. `deploykit sync` sends what is missing."
+            "Trackers that receive the metrics from the submitting machine. A restarted job "
+            "continues its tracker run. `deploykit sync` sends any missing data."
+        ),
+    ] = None
+    notify: Annotated[
+        Notify | None,
+        Help(
+            "Receivers of a notification when the run ends, stalls or is preempted. Default: "
+            "`notify` in your config file."
         ),
     ] = None
     retries: Annotated[
         int,
         Help(
-            "How often torchrun restarts all ranks after one has failed. SageMaker: how often the "
-            "service restarts the job after its own errors; it does not retry yours.",
+            "How many times torchrun restarts all ranks after a rank fails. On SageMaker: how "
+            "many times the service restarts the job after its own errors; it does not retry "
+            "after errors in your code.",
             example="0",
         ),
         Bounds(0, 30),
     ] = 0
+    restarts: Annotated[
+        RestartPolicy | None,
+        Help(
+            "Whether failed ranks are restarted. `retries`, and on Slurm `slurm.restarts`, limit "
+            "how often.",
+            example="{policy: cause}",
+        ),
+    ] = None
     on_stall: Annotated[
         Literal["report", "dump", "restart"],
-        Help("If ranks make no progress: `report` it, also `dump` stacks, or also `restart`."),
+        Help(
+            "What to do if the ranks stall. `report`: report the stall. `dump`: also dump the "
+            "ranks' stacks. `restart`: also restart the ranks."
+        ),
     ] = "dump"
     profile: Annotated[
         str | None,
         Help(
-            "Profile these optimizer steps of all ranks with PyTorch's profiler (`torch:20:25`) or "
-            "Nsight Systems (`nsys:20:25`; `nsys` for the whole run); `memory` saves a snapshot of "
-            "a GPU's allocations when it runs out of memory. Also `submit --profile`.",
+            "Profile these optimizer steps on all ranks with PyTorch's profiler (`torch:20:25`) "
+            "or Nsight Systems (`nsys:20:25`; `nsys` for the whole run); `memory` saves a "
+            "snapshot of a GPU's allocations when it runs out of memory. Same as `deploykit "
+            "submit --profile`.",
             example="torch:20:25",
         ),
         PROFILE,
     ] = None
     preflight: Annotated[
         bool,
-        Help("Test nodes and network first, and stop a job that would hang. Also `--preflight`."),
+        Help(
+            "Test the nodes and the network before the trainer starts, and stop a job that would "
+            "hang. Same as `deploykit submit --preflight`."
+        ),
     ] = False
     debug: Annotated[
-        bool, Help("Debug output of NCCL, c10d and PyTorch. Also `deploykit submit --debug`.")
+        bool,
+        Help(
+            "Enable debug output from NCCL, c10d and PyTorch. Same as `deploykit submit --debug`."
+        ),
     ] = False
     max_cost: Annotated[
         str | None,
-        Help("Refuse a job that may cost more. Also `deploykit submit --max-cost`.", "50 USD"),
+        Help("Refuse a job that could cost more. Same as `deploykit submit --max-cost`.", "50 USD"),
         MONEY,
     ] = None
     budget: Annotated[
         str | None,
-        Help("Refuse a job that could exceed this budget of several runs.", "500 USD/month"),
+        Help(
+            "Refuse a job that could exceed this budget, which several runs share.", "500 USD/month"
+        ),
         BUDGET,
     ] = None
     stop_at_cap: Annotated[
@@ -427,8 +544,9 @@ class JobSpec:
     log_limit: Annotated[
         Size,
         Help(
-            "Maximum size of each node's log, on this machine and with Slurm. Output beyond that "
-            "is dropped, except for the last 64 KiB. On SageMaker, CloudWatch takes all output.",
+            "Maximum size of each node's log, on this machine and on Slurm. Output beyond that "
+            "is discarded, except for the last 64 KiB. On SageMaker, CloudWatch keeps all "
+            "output.",
             example="1GiB",
         ),
         Bounds(1),
@@ -442,6 +560,7 @@ class JobSpec:
             data={name: channel.in_folder(folder) for name, channel in self.data.items()},
             environment=self.environment and self.environment.in_folder(folder),
             track=self.track and self.track.in_folder(folder),
+            notify=self.notify and self.notify.in_folder(folder),
             output=self.output and paths.absolute(self.output, folder),
             checkpoints=self.checkpoints and paths.absolute(self.checkpoints, folder),
         )

@@ -7,14 +7,14 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin
 
-from deploykit.job.decode import Bounds, Help, Pattern, Quantity, hints, is_required, split
+from deploykit.job.decode import Bounds, Help, Pattern, Quantity, hints, is_required, key_of, split
 from deploykit.job.model import JobSpec
 
 _COMMENT_WIDTH = 96
 _SET_IN_EXAMPLE = {
     *("entrypoint.script", "entrypoint.args"),
     *("resources.nodes", "resources.processes_per_node", "resources.time_limit"),
-    *("sagemaker.instance_type", "sagemaker.image_uri"),
+    *("sagemaker.instance_type", "sagemaker.region", "sagemaker.image_uri"),
 }
 """Optional keys that the commented file sets."""
 
@@ -73,9 +73,10 @@ def _type(kind: Any, metadata: tuple[Any, ...]) -> dict[str, Any]:
 def _object(cls: Any) -> dict[str, Any]:
     properties, required = {}, []
     for field in dataclasses.fields(cls):
-        properties[field.name] = _of(hints(cls)[field.name])
+        key = key_of(field.name)
+        properties[key] = _of(hints(cls)[field.name])
         if is_required(field):
-            required.append(field.name)
+            required.append(key)
     schema = {"type": "object", "properties": properties, "additionalProperties": False}
     return {**schema, "required": required} if required else schema
 
@@ -99,8 +100,8 @@ def _limits(metadata: tuple[Any, ...]) -> dict[str, Any]:
 def commented(sections: Mapping[str, type[Any]]) -> str:
     """A job file with every key explained; optional keys are commented out."""
     lines = [
-        "# A deploykit job file. Keys that are commented out are optional.",
-        "# `deploykit check` finds every problem; `deploykit submit --dry-run` sends nothing.",
+        "# A deploykit job file. Commented-out keys are optional.",
+        "# `deploykit check` lists all problems; `deploykit submit --dry-run` sends nothing.",
         "",
         *_fields(JobSpec, ""),
     ]
@@ -109,14 +110,14 @@ def commented(sections: Mapping[str, type[Any]]) -> str:
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def brief(name: str, options: Any) -> str | None:
-    """A backend's section on one line, with the keys that most jobs set; None where none does."""
+def brief(name: str, options: Any) -> list[str]:
+    """The lines of a backend's section with the keys that most jobs set; none where none does."""
     shown = [
-        f"{field.name}: {sample(field, split(hints(options)[field.name])[1])}"
+        f"  {field.name}: {sample(field, split(hints(options)[field.name])[1])}"
         for field in dataclasses.fields(options)
         if is_required(field) or f"{name}.{field.name}" in _SET_IN_EXAMPLE
     ]
-    return f"{name}: {{{', '.join(shown)}}}" if shown else None
+    return [f"{name}:", *shown] if shown else []
 
 
 def _fields(cls: Any, path: str) -> Iterator[str]:
@@ -135,13 +136,14 @@ def _fields(cls: Any, path: str) -> Iterator[str]:
             subsequent_indent=mark,
             break_on_hyphens=False,
         )
-        inside = f"{path}{field.name}"
+        key = key_of(field.name)
+        inside = f"{path}{key}"
         if dataclasses.is_dataclass(kind):
-            lines = [f"{indent}{field.name}:", *_fields(kind, f"{inside}.")]
+            lines = [f"{indent}{key}:", *_fields(kind, f"{inside}.")]
             yield from (f"{indent}# {line[len(indent) :]}" if optional else line for line in lines)
             continue
         shown = is_required(field) or inside in _SET_IN_EXAMPLE
-        yield f"{indent}{'' if shown else '# '}{field.name}: {sample(field, metadata)}"
+        yield f"{indent}{'' if shown else '# '}{key}: {sample(field, metadata)}"
 
 
 def sample(field: dataclasses.Field[Any], metadata: tuple[Any, ...]) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,7 +69,8 @@ def read(path: Path, overrides: Overrides = ()) -> Draft:
     if path.suffix != ".py" and not given:
         return jobfile.read(path, overrides)  # reports what is missing
     if path.suffix == ".py" and given:
-        raise UsageError(f"{path} and another entrypoint are given", hint="name one of them")
+        message = f"both a script ({path}) and an entrypoint are given"
+        raise UsageError(message, hint="give only one of them")
     if path.suffix != ".py":
         return _named(jobfile.override(Draft(_ALONE, {}, {}), overrides))
     script = Path(os.path.abspath(path))  # noqa: PTH100 - keeps links, as `source` does
@@ -264,15 +264,15 @@ def job_file(  # noqa: PLR0913 - one keyword for each line that depends on the u
     sections: Sequence[str],
     args: Sequence[str] = (),
 ) -> str:
-    """The job file. `schema` is its address for editors; `sections` are examples, one a line."""
+    """The job file. `schema` is its address for editors; `sections` are lines of examples."""
     key, count = ranks(script)
     entry = f"module: {script.module}" if script.module else f"script: {quoting.yaml(script.path)}"
     whose = (
-        "the script starts the others"
+        "the script starts the other processes"
         if script.plain
-        else "ranks of each node"
+        else "ranks per node"
         if key == "processes_per_node"
-        else "of each node, with a rank each"
+        else "one rank per GPU"
     )
     arguments = ", ".join(map(quoting.yaml, args))
     lines = [
@@ -283,17 +283,13 @@ def job_file(  # noqa: PLR0913 - one keyword for each line that depends on the u
         "entrypoint:",
         f"  {entry}",
         *(["  launcher: python        # the script starts its processes"] if script.plain else []),
-        f"{f'  args: [{arguments}]':<26}  # for one run: deploykit submit -- --lr 0.1",
+        f"{f'  args: [{arguments}]':<26}  # add arguments to one run: deploykit submit -- --lr 0.1",
         "resources:",
         "  nodes: 1",
         f"{f'  {key}: {count}':<28}# {whose}",
-        "  time_limit: 4h            # then the job is stopped; optional on this machine",
+        "  time_limit: 4h            # the job is stopped after this time; optional for local runs",
     ]
-    for text in sections:
-        lines += textwrap.wrap(
-            text, 96, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False
-        )
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, *(f"# {line}" for line in sections), ""])
 
 
 def reference_trainer() -> dict[str, str]:

@@ -18,12 +18,12 @@ if TYPE_CHECKING:  # dataclasses would slow down --help
 class DeploykitError(Exception):
     """An error that the user can act on.
 
-    `message` says what happened, `hint` what to do next; a traceback shows both. `transient` says
-    whether a retry may help. `meaning` explains the exit code in the reference.
+    `message` says what happened, and `hint` what to do next; a traceback shows both. `transient`
+    says whether a retry can help. `meaning` explains the exit code in the reference.
     """
 
     exit_code = 70
-    meaning = "an error inside deploykit; the message names a log file"
+    meaning = "an unexpected error in deploykit; the message names a log file"
     transient = False
     problems: tuple[Problem, ...] = ()
     """Of a job or a command line, all of them; `str()` lists them below the message."""
@@ -98,7 +98,7 @@ class NotFound(DeploykitError):
     """A file, run or job does not exist."""
 
     exit_code = 66
-    meaning = "no such file or run; `diagnose`: a log cannot be read"
+    meaning = "no such file or run; `diagnose`: a log could not be read"
 
 
 class BackendUnavailable(DeploykitError):
@@ -119,18 +119,18 @@ class CannotWrite(DeploykitError):
     """deploykit cannot write one of its own files."""
 
     exit_code = 73
-    meaning = "a file cannot be written (disk full, read-only)"
+    meaning = "a file could not be written (disk full or read-only)"
 
 
 class CannotPackage(DeploykitError):
     """The model of a run cannot be rebuilt."""
 
     exit_code = 72
-    meaning = "`export`, `deploy`: the model cannot be rebuilt; nothing was written"
+    meaning = "`export`, `deploy`: the model could not be rebuilt; nothing was written"
 
 
 class OutputLost(CannotWrite):
-    """Standard output or standard error cannot be written, and the pipe is not closed."""
+    """Standard output or standard error cannot be written, although the pipe is open."""
 
 
 class Uncertain(DeploykitError):
@@ -156,7 +156,7 @@ class NotPermitted(DeploykitError):
 
 
 class TimedOut(DeploykitError, TimeoutError):
-    """A run has not ended within the time given to `Run.wait`; it continues."""
+    """A run did not end within the time given to `Run.wait`; it continues."""
 
     exit_code = 124
     meaning = "`wait --timeout` expired; the run continues"
@@ -173,14 +173,14 @@ class JobMissing(DeploykitError):
     """The target has no job of the run. `sysexits.h` has no such code."""
 
     exit_code = 83
-    meaning = "`wait`, `submit --wait`: the target has no job of the run"
+    meaning = "`wait`, `submit --wait`: the target has no job for the run"
 
 
 class RunFailed(DeploykitError):
     """A run failed or was cancelled. `run` is its id, `exit_code` that of `deploykit wait`."""
 
     exit_code = 1
-    meaning = "`wait`, `submit --wait`: the run failed, without a code of its own"
+    meaning = "`wait`, `submit --wait`: the run failed without its own exit code"
 
     def __init__(
         self, message: str, *, run: str, exit_code: int = 1, hint: str | None = None
@@ -193,8 +193,8 @@ class RunFailed(DeploykitError):
 class FunctionFailed(RunFailed):
     """A function given to `launch` raised an exception on a rank.
 
-    `rank` is the first that failed, `kind` the name of the exception's class, `traceback` its text
-    from there. The exception itself is `__cause__`, where it could be sent back.
+    `rank` is the first to fail, `kind` is the name of the exception's class, and `traceback` is its
+    text from that rank. `__cause__` is the exception itself, if it could be sent back.
     """
 
     def __init__(self, rank: int, kind: str, traceback: str, *, run: str) -> None:

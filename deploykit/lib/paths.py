@@ -12,8 +12,10 @@ import errno
 import fcntl
 import io
 import os
+import shutil
 import stat
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,10 +23,11 @@ from deploykit.lib import progress
 from deploykit.lib.errors import CannotWrite, TryAgain, UsageError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-HINT = "set DEPLOYKIT_HOME to a folder of your own, on a disk with free space"
+HINT = "set DEPLOYKIT_HOME to a folder that you own, on a disk with free space"
 """What to do where the state folder cannot be used."""
 LOCK = "submitting"
 """In a run folder: the file that is locked while the run is submitted."""
+_SCRATCH = ".deploykit-"
 _OTHERS = 0o077
 """The permissions of others than the owner."""
 
@@ -33,6 +36,13 @@ def shipped(folder: str) -> Path:
     """`templates` or `entrypoints`: inside the package in a wheel, beside it in a checkout."""
     inside = _PACKAGE / folder
     return inside if inside.is_dir() else _PACKAGE.parent / folder
+
+
+def add_node_plane() -> None:
+    """Make the modules of the node plane importable: what they wrote, they also read."""
+    node_plane = str(shipped("entrypoints"))
+    if node_plane not in sys.path:
+        sys.path.append(node_plane)
 
 
 def state() -> Path:
@@ -58,8 +68,8 @@ def not_text(path: str) -> str | None:
     if path.isascii() or path.encode(errors="ignore").decode() == path:
         return None
     if sys.getfilesystemencoding() == "utf-8":
-        return f"{path!r} has a name that is not UTF-8"
-    return f"{path!r} needs a locale with UTF-8: export LC_ALL=C.UTF-8"
+        return f"{path!r} is not a valid UTF-8 name"
+    return f"{path!r} requires a UTF-8 locale: export LC_ALL=C.UTF-8"
 
 
 def config() -> Path:
@@ -99,6 +109,41 @@ def submitting(folder: Path, run: str) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold a lock, which ends with the process. Without `wait`, raises BlockingIOError."""
+    with open(path, "w", encoding="utf-8", opener=private_opener) as file:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+
+
+@contextlib.contextmanager
+def scratch(beside: Path) -> Iterator[Path]:
+    """Create a temporary folder in another one, and delete those of processes that were killed."""
+    with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as creating:
+            with contextlib.suppress(OSError):  # no locks here: nothing is deleted
+                creating.enter_context(_folder_locked(beside))
+                for path in beside.glob(f"{_SCRATCH}*"):
+                    with contextlib.suppress(OSError), _folder_locked(path, wait=False):
+                        shutil.rmtree(path)
+            own = held.enter_context(tempfile.TemporaryDirectory(dir=beside, prefix=_SCRATCH))
+            with contextlib.suppress(OSError):
+                held.enter_context(_folder_locked(Path(own)))
+        yield Path(own)
+
+
+@contextlib.contextmanager
+def _folder_locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """As `locked`, without a file."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(opened)
+
+
 def bundles() -> Path:
     """Archives of source trees, named by their hash."""
     return state() / "bundles"
@@ -126,7 +171,7 @@ def private_folder(path: Path) -> Path:
                 was = f"{level} was open to other users (mode {mode:04o})"
                 progress.warn(f"warning: {was}; its mode is now 0700")
         except OSError as error:
-            message = f"the folder {level} cannot be used: {error.strerror}"
+            message = f"cannot use the folder {level}: {error.strerror}"
             raise CannotWrite(message, hint=HINT) from error
     return path
 
@@ -155,7 +200,7 @@ def write(path: Path, content: str | bytes) -> None:
 
 
 def create(
-    path: Path, text: str, what: str = "name another file", *, private: bool = False
+    path: Path, text: str, what: str = "choose another file name", *, private: bool = False
 ) -> None:
     """Write a new file of the user's, which others may read unless it is `private`.
 

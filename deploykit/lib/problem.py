@@ -13,7 +13,8 @@ class Problem(NamedTuple):
 
     `path` is the path in the job file (``resources.nodes``), or empty for the whole file. `line`
     starts at 1; it is None if unknown (TOML, --set, a missing key). `source` is a URL that
-    documents the rule. `argument` is the option that set the value, such as ``--nodes``.
+    documents the rule. `argument` is the option that set the value, such as ``--nodes``. `rule` is
+    the id that `deploykit explain` takes.
     """
 
     path: str
@@ -23,6 +24,7 @@ class Problem(NamedTuple):
     severity: Literal["error", "warning"] = "error"
     source: str | None = None
     argument: str | None = None
+    rule: str | None = None
 
     def __str__(self) -> str:
         """The problem in one line, for exceptions; `cli/output.py` prints two."""

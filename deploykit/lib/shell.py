@@ -15,8 +15,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple, NoReturn, cast
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 from deploykit.lib import paths, progress
 from deploykit.lib.errors import BackendUnavailable
@@ -29,6 +30,31 @@ _MAX_OUTPUT = 256 << 20
 _MAX_COMPLAINT = 2000
 """Bytes of an error message that `streamed` keeps."""
 _PIECE = 1 << 16
+
+
+class Programs:
+    """The programs that some work has started; they are killed once it is abandoned."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: list[subprocess.Popen[Any]] = []
+        self._is_abandoned = False
+
+    def add(self, process: subprocess.Popen[Any]) -> None:
+        with self._lock:
+            self._running.append(process)
+            if self._is_abandoned:
+                process.kill()
+
+    def abandon(self) -> None:
+        with self._lock:
+            self._is_abandoned = True
+            for process in self._running:
+                process.kill()  # no effect on one that has ended
+
+
+programs: ContextVar[Programs | None] = ContextVar("programs", default=None)
+"""Those of the work that `deadline.within` waits for, in the thread that does it."""
 
 
 class Result(NamedTuple):
@@ -74,6 +100,8 @@ def raw(
         stdout=pipe,
         stderr=pipe,
     )
+    if (known := programs.get()) is not None:
+        known.add(process)
     with process:
         try:
             out, err = _talk(process, data or b"", time.monotonic() + timeout)
@@ -95,7 +123,7 @@ def _require(program: str, path: str | None) -> None:
     """Raise BackendUnavailable where a program is not on `path`, by default the process's."""
     if shutil.which(program, path=path) is None:
         raise BackendUnavailable(
-            f"the program {program!r} is not on PATH", hint=f"install {program}, or fix PATH"
+            f"the program {program!r} is not on PATH", hint=f"install {program}, or add it to PATH"
         )
 
 

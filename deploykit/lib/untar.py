@@ -53,7 +53,7 @@ def _checked(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
         raise UnsafeMemberError(f"{member.name!r} is neither a file nor a folder")
     names = member.name, member.linkname
     if any(map(os.path.isabs, names)) or not all(_is_below(each, folder) for each in leads_to):
-        raise UnsafeMemberError(f"{member.name!r} would leave the folder")
+        raise UnsafeMemberError(f"{member.name!r} would be written outside the folder")
     harmless = copy.copy(member)
     harmless.uid, harmless.gid, harmless.uname, harmless.gname = os.getuid(), os.getgid(), "", ""
     harmless.mode = 0o755 if member.isdir() else member.mode & 0o755 | 0o600

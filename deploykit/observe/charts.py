@@ -291,7 +291,7 @@ _GROUPS = (
     ("Learning rate", re.compile(r"(?i)(?:.*[\W_])?(?:lr|learning_rate)(?:[\W_].*)?")),
     ("Throughput", re.compile(r"(?i)(?:.*[\W_])?(?:per_sec(?:ond)?|throughput|mfu)|.*\w/s.*")),
     ("Memory", re.compile(r"(?i)(?:.*[\W_])?(?:memory|rss|vram)(?:[\W_].*)?")),
-    ("Time of a step", re.compile(r"(?i).*(?:_seconds|step_time)")),
+    ("Step time", re.compile(r"(?i).*(?:_seconds|step_time)")),
 )
 """What metrics of one run share a chart, by their names; these come first."""
 _APART = {"Throughput", "Learning rate"}

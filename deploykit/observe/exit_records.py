@@ -19,6 +19,12 @@ STOPPED = 75
 """Exit code of a trainer that stopped on request after saving a checkpoint, and can resume."""
 FIELDS: dict[str, dict[str, Any]] = {
     "attempt": {"attempt": int},
+    "decision": {
+        **dict.fromkeys(("attempt", "round"), int),
+        **dict.fromkeys(("kind", "cause", "error", "why", "host"), str),
+        "restart": bool,
+        "at": float,
+    },
     "checkpoints": {"location": str, "newest": str, "error": str},
     "node": {
         "exit_code": int,
@@ -47,6 +53,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         "waiting": int,
         "address": str,
         "refused": bool,
+        "stopped": bool,
     },
     "unhealthy": {"failed_check": bool, "hosts": dict},
     "usage": {"attempt": int, "ranks": dict},
@@ -56,6 +63,8 @@ FIELDS: dict[str, dict[str, Any]] = {
 _MAX_BYTES = 1 << 20
 """Of a record, which is one line."""
 _MAX_CODE = 255
+_LATEST = 253402300800.0
+"""Seconds since 1970 of the year 10000, which no `datetime` can express."""
 
 
 @dataclass(frozen=True)
@@ -191,6 +200,44 @@ def restarts(folder: Path, *, upto: int | None = None) -> list[str]:
     """The known reasons of the job's restarts, in order; with `upto`, of the restarts up to it."""
     records = numbered(folder, "restart")
     return [record["why"] for number, record in records if upto is None or number <= upto]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether the ranks started again after a failure, and why."""
+
+    attempt: int
+    restart: bool
+    kind: str
+    """``transient``, ``deterministic`` or ``unknown``."""
+    cause: str
+    error: str
+    """The exception, or what else a rank printed last; empty for a preemption and the like."""
+    why: str
+    time: datetime
+
+
+def decisions(folder: Path) -> list[Decision]:
+    """The decisions about restarts, in order."""
+    records = (valid(path, "decision") for path in folder.glob("exit_records/decision-*.json"))
+    fields = ("attempt", "restart", "kind", "cause", "error", "why")
+    every = (
+        Decision(
+            **{name: record[name] for name in fields},
+            time=datetime.fromtimestamp(record["at"], UTC),
+        )
+        for record in records
+        if record and 0 <= record["at"] < _LATEST
+    )
+    return sorted(every, key=lambda one: one.time)
+
+
+def restarting(folder: Path) -> str:
+    """Why the ranks were last started again, while they run; empty if they were not."""
+    made = decisions(folder)
+    if not made or not made[-1].restart:
+        return ""
+    return f"restart {len(made)} {made[-1].why.removeprefix('restarting ')}"
 
 
 def restart_times(folder: Path) -> list[tuple[int, str, datetime]]:

@@ -130,7 +130,7 @@ class Folding:
             yield from block
         else:  # an equal one was shown before
             self._hide(block[1:])
-            yield line._replace(text=f"{text}  (the traceback of rank {first.rank})")
+            yield line._replace(text=f"{text}  (same traceback as rank {first.rank})")
 
     def _hide(self, lines: list[LogLine]) -> None:
         self.hidden += len(lines)

@@ -122,7 +122,7 @@ def _process(data: dict[str, Any]) -> Process:
 _STATES = {
     "T": "stopped by a signal",
     "t": "stopped by a debugger",
-    "D": "waiting in the kernel, for example for a file system that does not respond",
+    "D": "waiting in the kernel, for example for an unresponsive file system",
     "Z": "ended",
     "X": "ended",
 }
@@ -158,9 +158,9 @@ class Place:
         """The place without the source line."""
         if self.function is None:
             return self.state or "without a Python stack"
-        location = f" ({_location(self.caller)})" if self.caller else ""
+        caller = f" ({location(self.caller)})" if self.caller else ""
         state = f"{self.state} in " if self.state else "in "
-        return f"{state}{self.function.name}{location}"
+        return f"{state}{self.function.name}{caller}"
 
 
 @dataclass(frozen=True)
@@ -201,13 +201,13 @@ def sentence(merged: Sequence[Group]) -> str:
         return f"all {len(merged[0].ranks)} ranks are {merged[0].place.brief}"
     parts = [group.sentence for group in merged[:_MAX_GROUPS]]
     left = sum(len(group.ranks) for group in merged[_MAX_GROUPS:])
-    return ", ".join([*parts, *([f"{left} more ranks elsewhere"] if left else [])])
+    return ", ".join([*parts, *([f"{plural(left, 'more rank')} elsewhere"] if left else [])])
 
 
 def place(process: Process) -> Place:
     """Where the main thread of a process is."""
     frames = _own(process.frames)
-    caller = next((frame for frame in frames if _is_users(frame)), None)
+    caller = next((frame for frame in frames if is_users(frame)), None)
     outer = _from_known(frames)
     return Place(outer[0] if outer else None, caller, _STATES.get(process.state, ""))
 
@@ -242,7 +242,7 @@ def _key(process: Process) -> object:
     Within a library the lines differ from moment to moment; in the user's code they matter.
     """
     calls = tuple(
-        (frame.name, frame.file, frame.line if _is_users(frame) else 0)
+        (frame.name, frame.file, frame.line if is_users(frame) else 0)
         for frame in _from_known(process.frames)
         if _is_python(frame)
     )
@@ -267,14 +267,14 @@ def _from_known(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
         is_installed = _is_python(frame) and _INSTALLED.match(frame.file) is not None
         name = frame.name.rpartition(".")[2]
         hidden = "<" in frame.name or (name.startswith("_") and not name.startswith("__"))
-        if _is_users(frame) or (is_installed and not hidden):
+        if is_users(frame) or (is_installed and not hidden):
             return frames[number:]
         if not installed and is_installed:
             installed = number
     return frames[installed:]
 
 
-def _is_users(frame: Frame) -> bool:
+def is_users(frame: Frame) -> bool:
     """Whether a frame is in the user's code, not in a package or in Python itself."""
     library = _INSTALLED.match(frame.file) or _STANDARD.match(frame.file)
     return _is_python(frame) and not library
@@ -286,13 +286,14 @@ def _is_python(frame: Frame) -> bool:
 
 def _call(function: Frame, caller: Frame | None) -> str:
     if caller is None:
-        return f"{function.name} ({_location(function)})"
+        return f"{function.name} ({location(function)})"
     called = "" if caller == function else ", called"
     source = f": {caller.source}" if caller.source else ""
-    return f"{function.name}{called} at {_location(caller)}{source}"
+    return f"{function.name}{called} at {location(caller)}{source}"
 
 
-def _location(frame: Frame) -> str:
+def location(frame: Frame) -> str:
+    """``train.py:9``."""
     return f"{file_name(frame)}:{frame.line}" if frame.line else file_name(frame)
 
 
@@ -313,12 +314,12 @@ def lines(dump: Dump, *, threads: bool = False) -> Iterator[str]:
         yield from _children(group)
         yield ""
     if dump.absent:
-        why = "it has ended or not started, or its node did not answer"
+        why = "it has ended or not started yet, or its node did not respond"
         yield f"{label(dump.absent)}: no process; {why}"
     problems: dict[str, list[int]] = defaultdict(list)
     for one in dump.ranks:
         if one.problem:
-            with_tool = f"by {one.tool}, since {one.problem}" if one.tool else one.problem
+            with_tool = f"read with {one.tool}, because {one.problem}" if one.tool else one.problem
             problems[with_tool].append(one.rank)
     yield from (f"{label(ranks)}: {problem}" for problem, ranks in problems.items())
 
@@ -347,8 +348,8 @@ def data(dump: Dump) -> dict[str, Any]:
 
 
 def _frame(frame: Frame) -> str:
-    source = f"  {frame.source}" if frame.source and _is_users(frame) else ""
-    return f"    {frame.name} ({_location(frame)}){source}"
+    source = f"  {frame.source}" if frame.source and is_users(frame) else ""
+    return f"    {frame.name} ({location(frame)}){source}"
 
 
 def _children(group: Group) -> Iterator[str]:
@@ -388,31 +389,59 @@ STALLED = "no progress for "
 """How the reason of a run that stalls begins."""
 
 
-def stall_reason(folder: Path) -> str:
-    """``no progress for 4 min: rank 3 is in ...``; empty while a node makes progress."""
-    records = [record for _, record in exit_records.numbered(folder, "stall")]
-    last = max((record["attempt"] for record in records), default=0)
-    stalled = [record for record in records if record["attempt"] == last]
+def stall_reason(folder: Path, *, ended: bool = False) -> str:
+    """``no progress for 4 min: rank 3 is in ...``; empty while a node makes progress.
+
+    Of a run that has `ended`: whether it made none when it was told to stop, and did not save.
+    """
+    if ended and any(
+        one.exit_code in {0, exit_records.STOPPED} for one in exit_records.read(folder)
+    ):
+        return ""
+    stalled = [record for record in _stalls(folder) if record["stopped"] or not ended]
     if not stalled or not 0 < stalled[0]["nodes"] <= len(stalled):
         return ""
-    begins = [
-        noted - timedelta(seconds=record["seconds"])
-        for record in stalled
-        if (noted := exit_records.moment(record["time"]))
-    ]
-    since = max(begins, default=datetime.now(UTC))
-    text = f"{STALLED}{_span((datetime.now(UTC) - since).total_seconds())}"
+    noted = {
+        number: time
+        for number, record in enumerate(stalled)
+        if (time := exit_records.moment(record["time"]))
+    }
+    begins = [time - timedelta(seconds=stalled[n]["seconds"]) for n, time in noted.items()]
+    now = max(noted.values(), default=datetime.now(UTC)) if ended else datetime.now(UTC)
+    seconds = (now - max(begins, default=now)).total_seconds()
+    text = f"{STALLED}{_span(seconds)}"
+    if ended:
+        brief = seconds < 60 * _STEP_MINUTES
+        text = f"{STALLED}{f'{seconds:.0f} s' if brief else _span(seconds)} before it was stopped"
     if all(record["waiting"] for record in stalled):
         return f"{text}: {_waiting(stalled)}"
-    dumps = sorted({record["dump"] for record in stalled if record["dump"]})
-    ranks = [one for name in dumps for one in read(folder / FOLDER / name).ranks]
-    return f"{text}: {sentence(groups(ranks))}" if ranks else text
+    where = _where(folder)
+    return f"{text}: {where}" if where else text
+
+
+def _stalls(folder: Path) -> list[dict[str, Any]]:
+    """The records of stalls of a run's last attempt that has one."""
+    records = [record for _, record in exit_records.numbered(folder, "stall")]
+    last = max((record["attempt"] for record in records), default=0)
+    return [record for record in records if record["attempt"] == last]
+
+
+def stall_folders(folder: Path) -> list[Path]:
+    """The folders of the stacks that the nodes of a run kept when it last stalled."""
+    names = sorted({record["dump"] for record in _stalls(folder) if record["dump"]})
+    return [folder / FOLDER / name for name in names]
+
+
+def _where(folder: Path) -> str:
+    """Where the ranks are, by the stacks that were kept; empty without any."""
+    ranks = [one for kept in stall_folders(folder) for one in read(kept).ranks]
+    return sentence(groups(ranks)) if ranks else ""
 
 
 def _waiting(stalled: Sequence[dict[str, Any]]) -> str:
-    """``4 of 4 processes wait to connect to HOST:PORT, where nothing is listening``."""
+    """``4 of 4 processes are waiting to connect to HOST:PORT, where nothing is listening``."""
     count = sum(record["waiting"] for record in stalled)
-    who = f"{count} of {count} processes wait"
+    who = f"{count} of {count} processes are waiting"
     address = next((record["address"] for record in stalled if record["address"]), "")
     if not address:
         return f"{who} in init_process_group"

@@ -135,15 +135,14 @@ def _events(path: Path) -> list[Any]:
             text = file.read(_MAX_TRACE_BYTES + 1)
         data = from_json(text) if len(text) <= _MAX_TRACE_BYTES else None
     except (OSError, EOFError, zlib.error, ValueError) as error:
-        raise BackendUnavailable(f"{path} is no complete trace: {error}") from None
+        raise BackendUnavailable(f"{path} is not a complete trace: {error}") from None
     if data is None:
-        hint = "profile fewer steps, or open it in https://ui.perfetto.dev"
-        raise BackendUnavailable(
-            f"{path} is larger than {_MAX_TRACE_BYTES >> 20} MiB unpacked", hint=hint
-        )
+        hint = "profile fewer steps, or open the trace in https://ui.perfetto.dev"
+        message = f"{path} is larger than {_MAX_TRACE_BYTES >> 20} MiB when decompressed"
+        raise BackendUnavailable(message, hint=hint)
     events = data.get("traceEvents") if isinstance(data, dict) else None
     if not isinstance(events, list):
-        raise BackendUnavailable(f"{path} has no trace events")
+        raise BackendUnavailable(f"{path} contains no trace events")
     return events
 
 

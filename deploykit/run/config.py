@@ -22,16 +22,20 @@ from typing import Any, Literal, NamedTuple
 
 from deploykit.backends import base as backend
 from deploykit.job import file as jobfile
-from deploykit.job.decode import Help, Malformed, hints, split
+from deploykit.job.decode import Help, Malformed, decode, hints, split
 from deploykit.job.file import Draft
-from deploykit.job.model import JobSpec, Problem
+from deploykit.job.model import JobSpec, Notify, Problem
 from deploykit.job.spelling import did_you_mean
+from deploykit.lib import paths
 from deploykit.lib.errors import ConfigError
 
 SETTINGS: Mapping[str, tuple[str, ...]] = {
     "backend": ("DEPLOYKIT_BACKEND",),
     "max_cost": (),
     "budget": (),
+    "notify.to": (),
+    "notify.events": (),
+    "notify.command": (),
     "local.price": (),
     "slurm.account": (),
     "slurm.partition": (),
@@ -47,11 +51,21 @@ _ONLY_WITH = {"slurm.folder": "slurm.host"}
 """Keys that depend on the value of another: the folder is on that host."""
 
 
+_SECTIONS: Mapping[str, Any] = {"": JobSpec, "notify": Notify}
+"""The sections that are no backend's."""
+_LISTS = {
+    "notify.to": '["secret:env:SLACK_WEBHOOK"]',
+    "notify.events": '["failed", "succeeded"]',
+    "notify.command": '["/home/me/bin/page-me"]',
+}
+"""Settings that are lists, with an example."""
+
+
 class Config(NamedTuple):
     """The values of a config file, and the line of each, by key."""
 
     path: Path
-    values: Mapping[str, str]
+    values: Mapping[str, Any]
     lines: Mapping[str, int]
 
     def origin(self, key: str) -> str:
@@ -86,6 +100,24 @@ def read(path: Path) -> Config:
     return Config(path, values, lines)
 
 
+def notify() -> Notify | None:
+    """`notify` for runs without their own; None without receivers. Raises ConfigError."""
+    path = paths.config()
+    if not path.exists():
+        return None
+    config, prefix = read(path), "notify."
+    own = {
+        key.removeprefix(prefix): v for key, v in config.values.items() if key.startswith(prefix)
+    }
+    decoded, problems = decode(Notify, own, "notify")
+    if decoded is None or problems:
+        lines = [config.lines.get(problem.path.partition("[")[0]) for problem in problems]
+        raise ConfigError(
+            str(path), [one._replace(line=line) for one, line in zip(problems, lines, strict=True)]
+        )
+    return decoded.in_folder(path.parent) if decoded.to or decoded.command else None
+
+
 def _lines(text: str) -> dict[str, int]:
     """The line of each key and section, which tomllib does not report."""
     lines: dict[str, int] = {}
@@ -111,6 +143,15 @@ def _check(values: Mapping[str, Any]) -> Iterator[Problem]:
             near = f"did you mean {same[0]!r}?" if same else did_you_mean(key, SETTINGS)
             own = f"known keys: {', '.join(SETTINGS)}; other keys belong in the job file"
             yield Problem(key, "unknown key", near or own)
+        elif key in _LISTS:
+            if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+                hint = f"{key.rpartition('.')[2]} = {_LISTS[key]}"
+                yield Problem(key, "expected a list of strings", hint)
+            elif key == "notify.command" and value and _is_relative(value[0]):
+                hint = f"command = {_LISTS[key]}"
+                yield Problem(
+                    key, "expected an absolute path, or the name of a program on PATH", hint
+                )
         elif not isinstance(value, str) or not value.strip():
             yield Problem(key, "expected text", f'{key.rpartition(".")[2]} = "..."')
         elif key == "backend" and value not in (known := list(backend.names())):
@@ -119,6 +160,10 @@ def _check(values: Mapping[str, Any]) -> Iterator[Problem]:
     for key, other in _ONLY_WITH.items():
         if key in values and other not in values:
             yield Problem(key, f"requires {other}", f"set {other}, or remove it")
+
+
+def _is_relative(program: str) -> bool:
+    return "/" in program and not program.startswith(("/", "~"))
 
 
 def filled(draft: Draft, config: Config) -> Draft:
@@ -159,7 +204,10 @@ def _found(key: str, data: Mapping[str, Any]) -> tuple[bool, str | None]:
     own = data.get(section) if section else data
     if not isinstance(own, dict) or name not in own:
         return False, None
-    return True, None if own[name] is None else str(own[name])
+    value = own[name]
+    if isinstance(value, list):
+        return True, ", ".join(map(str, value))
+    return True, None if value is None else str(value)
 
 
 def settings(file: Draft | None, overridden: Draft, given: Sequence[str]) -> list[Setting]:
@@ -188,16 +236,17 @@ def _setting(key: str, file: Draft | None, job: Draft, given: Sequence[str]) -> 
 def example() -> str:
     """A config file in which every setting is commented out."""
     lines = [
-        "# Defaults for every job. The environment, the job file and the command line win.",
+        "# Defaults for every job; environment, job file and command line override them.",
         "",
     ]
     for key in SETTINGS:
         section, _, name = key.rpartition(".")
         if section and f"[{section}]" not in lines:
             lines += ["", f"[{section}]"]
-        cls: Any = backend.find(section).Options if section else JobSpec
+        cls: Any = _SECTIONS.get(section) or backend.find(section).Options
         notes = split(hints(cls)[name])[1]
         help_ = next(note for note in notes if isinstance(note, Help))
         lines += [*textwrap.wrap(f"# {help_.text}", 96, subsequent_indent="# ")]
-        lines += [f'# {name} = "{help_.example or "..."}"']
+        value = f'"{help_.example or "..."}"'
+        lines += [f"# {name} = {_LISTS.get(key, value)}"]
     return "\n".join([*lines, ""])

@@ -1,6 +1,6 @@
 """Why a run failed: its logs, dumps and exit records are read; the causes as text and as data.
 
-docs/how-to/diagnose.md lists the rules by which exit records refute causes.
+docs/how-to/diagnose.md has the main rules by which exit records refute causes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from deploykit.diagnose import (
     flight,
     log_names,
     placeholders,
+    ras,
     recovery,
     scan,
 )
@@ -31,7 +32,7 @@ from deploykit.diagnose.endings import Ending
 from deploykit.diagnose.ranking import Cause, Diagnosis, Evidence
 from deploykit.job.model import LogLine, State
 from deploykit.lib import render
-from deploykit.lib.errors import BackendUnavailable, DeploykitError, NotFound
+from deploykit.lib.errors import DeploykitError, NotFound
 from deploykit.observe import exit_records, stacks
 from deploykit.observe.exit_records import ExitRecord
 from deploykit.run.registry import Run
@@ -46,6 +47,8 @@ _AFTER_AN_EXIT = {"slurm_cancelled", "remote_peer_died", cause_rules.UNKNOWN}
 """Symptoms that only follow if a rank has exited by itself."""
 _FROM_OUTSIDE = frozenset({"slurm_preempted", "slurm_time_limit", "slurm_node_fail"})
 """Causes that end an attempt although all its ranks are well."""
+_ENDS_A_HANG = frozenset({"time_limit", "slurm_time_limit", "slurm_cancelled"})
+"""Causes that only say who stopped a run that made no progress."""
 _DESPITE_SUCCESS = {"nan_loss", "efa_not_used"}
 """Causes despite which a program can succeed."""
 _STOPPED = " after a signal to stop"
@@ -103,7 +106,7 @@ def of_files(names: Sequence[str], rules: RuleSet) -> RunDiagnosis:
     """The diagnosis of logs and dumps in files and folders; ``-`` is standard input."""
     diagnosis = Diagnosis(rules)
     named = [(name, path) for name in names for path in _expanded(name)]
-    recorded = {path: None for _, path in named if path and dumps.is_dump(path)}
+    recorded = list(dict.fromkeys(path for _, path in named if path and dumps.is_dump(path)))
     logs = [(name, path) for name, path in named if path not in recorded]
     ranks = log_names.ranks([path for _, path in logs if path])
     texts = {path: name if path == Path(name) else str(path) for name, path in logs if path}
@@ -114,9 +117,11 @@ def of_files(names: Sequence[str], rules: RuleSet) -> RunDiagnosis:
         paths = [path for _, path in group if path]
         for path, matching in scan.files(paths, diagnosis.literals, diagnosis.unread):
             diagnosis.read(texts[path], matching, ranks.get(path))
-    _read_dumps(diagnosis, [dumps.read(path) for path in recorded])
+    readable, unreadable = dumps.read_all(recorded)
+    diagnosis.unread += unreadable
+    _read_dumps(diagnosis, readable)
     if texts and not recorded and all(path.is_file() and not path.stat().st_size for path in texts):
-        diagnosis.unread.append("the logs are empty, so they show neither failure nor success")
+        diagnosis.unread.append("the logs are empty, so the result is unknown")
     ends = [(text, path, ranks.get(path)) for path, text in texts.items()]
     by_name = {name: path for path, name in texts.items()}
     causes = diagnosis.causes(lambda cause: recovery.is_overcome(cause, diagnosis.last, by_name))
@@ -131,8 +136,8 @@ def _expanded(name: str) -> list[Path | None]:
         return [path]
     logs = list(log_names.logs_in(path))
     if not logs:
-        hint = "name the files: logs end with .log, .out, .err or a rank, compressed ones with .gz"
-        raise NotFound(f"{path} is a folder without logs", hint=hint)
+        hint = "name the files; in a folder, only *.log, *.out, *.err and *.RANK (or .gz) are read"
+        raise NotFound(f"no logs found in the folder {path}", hint=hint)
     return list(logs)
 
 
@@ -158,12 +163,18 @@ def _concluded(
 
 
 def brief(row: Run) -> str | None:
-    """Cause and evidence of a failed run in one line; None if its logs are not here."""
-    files = _files(row, _MAX_TASKS_BRIEFLY) if State(row.state) is State.FAILED else []
+    """Cause and evidence of a failed run, or of one that hung until it was cancelled, in one line.
+
+    None if its logs are not here.
+    """
+    state = State(row.state)
+    files = _files(row, _MAX_TASKS_BRIEFLY) if state in {State.FAILED, State.CANCELLED} else []
     if not files:
         return None
     diagnosis = Diagnosis(cause_rules.load(), *_about(row))
     known = _exit_evidence(row, _folders(row)[:_MAX_TASKS_BRIEFLY])
+    if state is State.CANCELLED and not known.stalled:
+        return None
     try:
         _read_run(diagnosis, row, files, known)
     except (DeploykitError, OSError):  # the status is complete without it
@@ -172,7 +183,8 @@ def brief(row: Run) -> str | None:
     if not causes:
         return None
     rule, proof = causes[0].rule, causes[0].evidence[0]
-    return f"{rule.label}, {rule.means}: {source(proof)}: {proof.text[:160]}"
+    at = f" at {proof.at[:160]}" if proof.at else ""
+    return f"{rule.label}, {rule.means}: {source(proof)}: {proof.text[:160]}{at}"
 
 
 def _folders(row: Run) -> list[Path]:
@@ -221,6 +233,8 @@ class ExitEvidence:
     """Lines for the rules of diagnose, by where they are from."""
     first: ExitRecord | None = None
     succeeded: bool = False
+    stalled: bool = False
+    """Whether the run made no progress when it was told to stop."""
 
     @property
     def first_rank(self) -> int | None:
@@ -242,7 +256,7 @@ class ExitEvidence:
         if self.first is None:
             return None
         who = "a launcher" if self.first.rank is None else f"rank {self.first.rank}"
-        return f"{who} ended first, with exit code {self.first.exit_code}: {self.first.reason}"
+        return f"{who} exited first, with code {self.first.exit_code}: {self.first.reason}"
 
     def judged(self, causes: Sequence[Cause]) -> Sequence[Cause]:
         """The causes without those that the records refute.
@@ -252,6 +266,8 @@ class ExitEvidence:
         """
         if self.succeeded:
             return [cause for cause in causes if cause.rule.label in _DESPITE_SUCCESS]
+        if self.stalled:
+            causes = [cause for cause in causes if cause.rule.label not in _ENDS_A_HANG]
         first = self.first
         if first is None or first.rank is None or not 0 < first.exit_code < _SIGNAL_CODES:
             return causes
@@ -264,9 +280,18 @@ def _exit_evidence(row: Run, folders: Sequence[Path]) -> ExitEvidence:
     texts: dict[str, Sequence[str]] = {}
     if state in {State.FAILED, State.BLOCKED}:
         texts[f"status of {row.run}"] = [f"State={row.native}", row.reason]
-    elif state is State.RUNNING:
-        texts[f"status of {row.run}"] = [stacks.stall_reason(Path(row.folder))]
+    elif state is State.RUNNING and row.reason.startswith(stacks.STALLED):
+        texts[f"status of {row.run}"] = [row.reason]
     records = (record for folder in folders for record in exit_records.read(folder))
+    stalled = ""
+    if state in {State.FAILED, State.CANCELLED}:
+        ended = (stacks.stall_reason(folder, ended=True) for folder in folders)
+        stalled = next(filter(None, ended), "")
+    if stalled and stalled not in row.reason:
+        texts[f"stacks of {row.run}"] = [stalled]
+    if stalled or row.reason.startswith(stacks.STALLED):
+        when = "NCCL before it was stopped" if stalled else "NCCL"
+        texts[f"NCCL in {row.run}"] = [f"{when}: {one}" for one in _told_by_nccl(folders)]
     failed = (record for record in records if record.exit_code and state is State.FAILED)
     first = min(failed, key=lambda record: record.finished, default=None)
     if first is not None:
@@ -279,7 +304,18 @@ def _exit_evidence(row: Run, folders: Sequence[Path]) -> ExitEvidence:
             for folder in folders
             for host, why in exit_records.failed_checks(folder, first.attempt)
         ]
-    return ExitEvidence(texts, first, state is State.SUCCEEDED)
+    return ExitEvidence(texts, first, state is State.SUCCEEDED, bool(stalled))
+
+
+def _told_by_nccl(folders: Sequence[Path]) -> Iterator[str]:
+    """What NCCL reported on its communicators when the run stalled, each sentence once."""
+    reports = (
+        path.read_text(encoding="utf-8", errors="replace")
+        for folder in folders
+        for kept in stacks.stall_folders(folder)
+        for path in sorted(kept.glob("*.ras"))
+    )
+    yield from dict.fromkeys(one for report in reports for one in ras.sentences(report))
 
 
 def _about(row: Run) -> tuple[dict[str, str], set[str]]:
@@ -299,24 +335,14 @@ def _about(row: Run) -> tuple[dict[str, str], set[str]]:
 
 
 def dumps_in(folder: Path) -> tuple[list[Dump], list[str]]:
-    readable, warnings = [], []
-    for path in filter(dumps.is_dump, sorted((folder / "debug").glob("*"))):
-        try:
-            readable.append(dumps.read(path))
-        except dumps.NotADump as error:
-            warnings.append(str(error))
-    return readable, warnings
+    """The dumps of a run, and what could not be read of them."""
+    return dumps.read_all(filter(dumps.is_dump, sorted((folder / "debug").glob("*"))))
 
 
 def _read_dumps(diagnosis: Diagnosis, recorded: Sequence[Dump]) -> None:
-    """Add what PyTorch's analyzer finds; without it the dumps are unread."""
-    if not recorded:
-        return
-    try:
-        for divergence in flight.divergences(recorded):
-            diagnosis.read(str(divergence.path), [divergence.line])
-    except BackendUnavailable as error:
-        diagnosis.unread.append(f"{error.message}\n  {error.hint}")
+    """Add where the ranks diverged."""
+    for divergence in flight.divergences(recorded):
+        diagnosis.read(str(divergence.path), [divergence.line])
 
 
 def summary(diagnosis: RunDiagnosis) -> dict[str, Any]:
@@ -326,7 +352,13 @@ def summary(diagnosis: RunDiagnosis) -> dict[str, Any]:
             "also": cause.also,
             "confidence": cause.rule.confidence,
             "evidence": [
-                {"file": proof.file, "line": proof.line, "text": proof.text, "rank": proof.rank}
+                {
+                    "file": proof.file,
+                    "line": proof.line,
+                    "text": proof.text,
+                    "rank": proof.rank,
+                    "at": proof.at or None,
+                }
                 for proof in cause.evidence
             ],
             "first_rank": cause.first_rank,
@@ -341,7 +373,7 @@ def summary(diagnosis: RunDiagnosis) -> dict[str, Any]:
 _ENDINGS = {
     Ending.HEALTHY: "healthy: these logs show no failure",
     Ending.UNREAD: "unread: some logs could not be read; the others show no failure",
-    Ending.UNFINISHED: "unfinished: the run has not ended; its logs show no failure so far",
+    Ending.UNFINISHED: "unfinished: the run has not ended, and its logs show no failure so far",
     Ending.UNKNOWN: "unknown: the run failed, and its logs do not show why",
 }
 
@@ -354,25 +386,26 @@ def report(diagnosis: RunDiagnosis) -> Iterator[str]:
     yield from _labelled("ended", diagnosis.ended or "")
     yield from _labelled("last", "\n".join(diagnosis.last))
     if not diagnosis.causes and diagnosis.ending == Ending.UNKNOWN:
-        hint = f"read on from there: deploykit logs {diagnosis.run} --first-error"
+        hint = f"start from the first error: deploykit logs {diagnosis.run} --first-error"
         yield from _labelled("next", hint)
     if diagnosis.ending == Ending.UNFINISHED:
-        hint = f"if it hangs, see where each rank is: deploykit dump {diagnosis.run}"
+        hint = f"if it hangs, show the stack of each rank: deploykit dump {diagnosis.run}"
         yield from _labelled("next", hint)
 
 
 def lines(causes: Sequence[Cause]) -> Iterator[str]:
     """The causes in the order in which they occurred, the most probable one marked."""
     for cause in sorted(causes, key=lambda cause: cause.order):
-        mark = " (the most probable)" if cause is causes[0] and len(causes) > 1 else ""
+        mark = " (most probable)" if cause is causes[0] and len(causes) > 1 else ""
         yield f"{cause.rule.label}: {cause.rule.means}{mark}"
         for proof in cause.evidence:
-            yield from _labelled("proof", f"{source(proof)}\n{proof.text}")
+            at = f"\nat {proof.at}" if proof.at else ""
+            yield from _labelled("proof", f"{source(proof)}\n{proof.text}{at}")
         if cause.first_rank is not None:
             yield from _labelled("first", f"rank {cause.first_rank} failed first")
         yield from _labelled("ruled out", cause.rule.probably_not)
         also = ", ".join(label for label in cause.also if label != cause_rules.UNKNOWN)
-        yield from _labelled("also", f"perhaps {also}" if also else "")
+        yield from _labelled("also", f"possibly {also}" if also else "")
         yield from _labelled("fix", cause.fix)
 
 

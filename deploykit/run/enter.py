@@ -85,7 +85,7 @@ def take_stacks(row: Run, *, native: bool = False) -> RunStacks:
     state = State(row.state)
     if row.handle is None or not (state.final or state in _RUNNING):
         raise NotFound(
-            f"no rank of {row.run} has started: it is {row.state}", hint=row.reason or None
+            f"no rank of {row.run} has started (state: {row.state})", hint=row.reason or None
         )
     if state in _RUNNING:
         return _taken(row, row.handle, native=native)
@@ -93,7 +93,7 @@ def take_stacks(row: Run, *, native: bool = False) -> RunStacks:
     if newest is None:
         raise NotFound(
             f"{row.run} has ended ({row.state}), and no stacks were saved",
-            hint=f"`deploykit diagnose {row.run}` finds why it ended",
+            hint=f"`deploykit diagnose {row.run}` explains why it ended",
         )
     sentences, warnings = _recorder(row)
     return RunStacks(stacks.read(newest), True, sentences, warnings)
@@ -112,7 +112,7 @@ def _taken(row: Run, handle: Handle, *, native: bool) -> RunStacks:
     dump = stacks.read(folder)
     if not dump.ranks:
         raise BackendUnavailable(
-            f"no node of {row.run} wrote stacks: {'; '.join(complaints) or 'no rank runs'}",
+            f"no node of {row.run} wrote stacks: {'; '.join(complaints) or 'no rank is running'}",
             hint=f"`deploykit status {row.run}` shows whether it is still running",
         )
     sentences, warnings = _recorder(row)
@@ -122,13 +122,7 @@ def _taken(row: Run, handle: Handle, *, native: bool) -> RunStacks:
 def _recorder(row: Run) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What the flight recorder's files of a run say, and what could not be read."""
     recorded, warnings = dumps_in(Path(row.folder))
-    if not recorded:
-        return (), tuple(warnings)
-    try:
-        sentences = [divergence.text for divergence in flight.divergences(recorded)]
-    except BackendUnavailable as error:
-        return (), (*warnings, error.message)
-    return tuple(sentences), tuple(warnings)
+    return tuple(one.text for one in flight.divergences(recorded)), tuple(warnings)
 
 
 def debugged_rank(row: Run) -> int:
@@ -137,7 +131,7 @@ def debugged_rank(row: Run) -> int:
     text = str(variables.get(checks.DEBUGGER, "")) if isinstance(variables, dict) else ""
     if not text.isdecimal():
         raise UsageError(
-            f"no rank of {row.run} waits for a debugger",
+            f"no rank of {row.run} is waiting for a debugger",
             hint="submit it with --debugger, or --debugger RANK",
         )
     return int(text)
@@ -155,7 +149,7 @@ def working_folder(row: Run, rank: int) -> str:
             continue
         done = shell.run(command)
         if done.code:
-            raise BackendUnavailable(f"rank {rank} of {row.run} cannot be reached: {done.err}")
+            raise BackendUnavailable(f"cannot reach rank {rank} of {row.run}: {done.err}")
         return done.out.splitlines()[-1]
 
 
@@ -181,8 +175,8 @@ def listen_for_editor(port: int) -> socket.socket:
         return socket.create_server((_LOCALHOST, port))
     except OSError as error:
         raise UsageError(
-            f"port {port} of this machine cannot be used: {error.strerror}",
-            hint="choose another with --port",
+            f"cannot use port {port} on this machine: {error.strerror}",
+            hint="choose another port with --port",
         ) from error
 
 

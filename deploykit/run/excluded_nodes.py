@@ -43,8 +43,9 @@ _LOOK_AT = {
     "Infini": "ibstat; perfquery",
     "EFA": "fi_info -p efa; rdma -p statistic show",
     "write into": "df -h; mount; dmesg --level=err,crit",
-    "cannot be reached": "ping it, and compare its firewall, routes and cables with its neighbors'",
-    "is slow": "ethtool its interface, tc qdisc show, and its load",
+    "cannot be reached": "ping the node, and compare its firewall, routes and cables with those of "
+    "its neighbors",
+    "is slow": "ethtool, tc qdisc show, and the node's load",
 }
 
 
@@ -142,7 +143,7 @@ def applied(plan: Plan, *, ask: bool) -> tuple[Plan, list[Problem]]:
         Problem(
             f"{plan.backend}.exclude",
             f"{node.node} is excluded: {node.reason}",
-            f"once it is repaired: deploykit nodes --clear {node.node}",
+            f"after the repair, run `deploykit nodes --clear {node.node}`",
             severity="warning",
         )
         for node in nodes
@@ -156,8 +157,8 @@ def page(node: Node) -> Iterator[str]:
     Logs that are gone are left out.
     """
     until = f"{_utc(node.until):%Y-%m-%d}"
-    state = f"excluded until {until}" if node.is_left_out else "still used: failed once"
-    yield f"{node.node} of {node.target}: {state}"
+    state = f"excluded until {until}" if node.is_left_out else "still in use; failed once"
+    yield f"{node.node} on {node.target}: {state}"
     yield ""
     yield f"Reason: {node.reason}"
     for attempt in node.runs[-_MAX_LINES:]:
@@ -182,7 +183,7 @@ def _observed(row: Run, host: str) -> list[str]:
     except (DeploykitError, OSError):
         texts = []
     about = dict.fromkeys(text for text in texts if host in re.split(r"[\s(),]+", text))
-    nothing = f"its log has no details; records are in {Path(row.folder, 'exit_records')}"
+    nothing = f"the log has no details; see the records in {Path(row.folder, 'exit_records')}"
     return list(about)[:_MAX_LINES] or [nothing]
 
 
@@ -191,13 +192,13 @@ def _steps(node: Node) -> Iterator[str]:
     if is_slurm:
         why = f"Reason={node.reason[:_MAX_SLURM_REASON]}"
         drain = shell.command("scontrol", "update", name, "State=DRAIN", why)
-        yield f"Keep all jobs off it: {drain}"
+        yield f"Drain the node: {drain}"
     matching = (what for part, what in _LOOK_AT.items() if part in node.reason)
-    yield f"Look there: {next(matching, 'dmesg -T, its load, its disks')}"
+    yield f"On the node, check: {next(matching, 'dmesg -T, the load, the disks')}"
     if is_slurm:
         resume = shell.command("scontrol", "update", name, "State=RESUME")
-        yield f"Once it is repaired: {resume}"
-    yield f"Then use it again: {shell.command('deploykit', 'nodes', '--clear', node.node)}"
+        yield f"After the repair, resume it: {resume}"
+    yield f"Let deploykit use it again: {shell.command('deploykit', 'nodes', '--clear', node.node)}"
 
 
 def _utc(seconds: float) -> dt.datetime:

@@ -8,6 +8,7 @@ as a server would, and only a package that loads is given its name.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import json
@@ -60,8 +61,8 @@ _TRAINING_STATE = re.compile(
 _PROGRAMS = ("package.py", "handler.py", INFERENCE)
 _NO_INFERENCE = (
     "only checkpoints of the reference trainer and folders of save_pretrained can be loaded "
-    f"without code of yours: `deploykit init --inference` writes an {INFERENCE}; fill it in, and "
-    "pass it with --inference"
+    f"without your own code; run `deploykit init --inference`, fill in {INFERENCE}, and pass it "
+    "with --inference"
 )
 
 
@@ -100,7 +101,7 @@ def choose(row: Run, wanted: str | None) -> Checkpoint:
     Raises NotFound if there is none, UsageError for another word.
     """
     if wanted is not None and wanted != "best" and not wanted.isdecimal():
-        raise UsageError(f"--checkpoint {wanted}: expected a step, such as 120, or best")
+        raise UsageError(f"--checkpoint {wanted}: expected `best` or a step such as 120")
     listing = fetch.listing(row, ("checkpoints", "output"))
     steps = _trainer_steps(listing)
     if steps:
@@ -108,7 +109,7 @@ def choose(row: Run, wanted: str | None) -> Checkpoint:
         return _below(listing, "checkpoints", f"step-{step:08d}", "trainer")
     if wanted == "best":
         message = "--checkpoint best works only for the reference trainer"
-        raise UsageError(message, hint="name a step, such as 120")
+        raise UsageError(message, hint="choose a step, such as 120")
     folders = list(_pretrained_folders(listing))
     if folders:
         numbered = {int(m[1]): each for each in folders if (m := _NUMBER.search(each[1]))}
@@ -143,12 +144,12 @@ def _step(row: Run, listing: Listing, steps: Sequence[int], wanted: str | None) 
             best, stopped = int(progress["best_step"]), bool(progress.get("out_of_patience"))
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise CannotPackage(
-                f"checkpoint {latest.name} of {row.run} is damaged: whole.json: {error}",
+                f"checkpoint {latest.name} of {row.run} has a damaged whole.json: {error}",
                 hint=f"choose another: {', '.join(map(str, steps))}",
             ) from error
     if wanted == "best" and not best:
         raise NotFound(
-            f"{row.run} has no best checkpoint: it measured no validation loss",
+            f"{row.run} has no best checkpoint, because it measured no validation loss",
             hint=f"checkpoints: {', '.join(map(str, steps))}",
         )
     step = best if best and (wanted == "best" or stopped) else steps[-1]
@@ -206,7 +207,10 @@ def _of_a_script(row: Run, listing: Listing, wanted: str | None) -> Checkpoint:
         return _below(listing, "checkpoints", max(newest, key=newest.__getitem__), "own")
     model = _below(listing, "output", "model", "own")
     if not model.files:
-        raise NotFound(f"{row.run} has no checkpoint, and no folder model/ in its results")
+        raise NotFound(
+            f"{row.run} has no checkpoints, and no folder model/ in its results",
+            hint="a script saves checkpoints in the folder DEPLOYKIT_CHECKPOINT_DIR",
+        )
     return model
 
 
@@ -226,10 +230,10 @@ class Export:
         remote = paths.is_address(self.to)
         target = Path(self.to).absolute()
         beside = paths.private_folder(paths.bundles()) if remote else target.parent
-        with tempfile.TemporaryDirectory(dir=beside, prefix=".deploykit-") as scratch:
-            package = Path(scratch, "package")
-            _build(self, package, Path(scratch))
-            archive = Path(scratch, ARCHIVE)
+        with paths.scratch(beside) as scratch:
+            package = scratch / "package"
+            _build(self, package, scratch)
+            archive = scratch / ARCHIVE
             if remote:
                 write_archive(package, archive)
                 _upload(self, archive, package)
@@ -350,7 +354,7 @@ def _write_inference(export: Export, package: Path) -> None:
         needs = ["safetensors"]
     if chosen is None:
         raise CannotPackage(
-            f"{export.row.run} has no {INFERENCE} that loads {export.checkpoint.label}",
+            f"{export.row.run} has no {INFERENCE} to load {export.checkpoint.label}",
             hint=_NO_INFERENCE,
         )
     if chosen != code / INFERENCE:
@@ -390,10 +394,10 @@ def _run(export: Export, argv: Sequence[str], folder: Path, variables: Mapping[s
     done = shell.run([export.python, *argv], cwd=folder, env=env, timeout=_TIMEOUT)
     if done.code == 0:
         return done.out
-    *before, last = done.err.strip().splitlines() or [f"exit code {done.code}"]
-    where = f"loaded by {export.python}; --python chooses another"
+    *before, last = done.err.rstrip().splitlines() or [f"exit code {done.code}"]
+    where = f"loaded with {export.python}; choose another with --python"
     raise CannotPackage(
-        f"the model of {export.row.run} cannot be rebuilt: {last}",
+        f"cannot rebuild the model of {export.row.run}: {last}",
         hint="\n".join([where, *before[-_TRACEBACK:]]),
     )
 
@@ -417,21 +421,23 @@ def _write_card(export: Export, package: Path, versions: Mapping[str, str]) -> N
         changed=Path(row.folder, "uncommitted.diff").is_file(),
         bundle=row.bundle[:12],
         command=[*program, *map(str, entry.get("args") or ())],
-        data={name: _data_path(channel) for name, channel in (job.get("data") or {}).items()},
+        data={name: data_path(channel) for name, channel in (job.get("data") or {}).items()},
         model=json.loads(described.read_text()) if described.is_file() else None,
         versions=", ".join(f"{name} {number}" for name, number in versions.items()),
-        metrics=_results(row)[:_MAX_METRICS],
+        metrics=results(row)[:_MAX_METRICS],
     )
     (package / "README.md").write_text(text, encoding="utf-8")
 
 
-def _data_path(channel: str | Mapping[str, str]) -> str:
+def data_path(channel: str | Mapping[str, str]) -> str:
     return channel if isinstance(channel, str) else channel["path"]
 
 
-def _results(row: Run) -> list[Point]:
+def results(row: Run) -> list[Point]:
     """The last value of each metric; only those of evaluations, if there are any."""
-    last = {point.name: point for point in RunMetrics(row).whole()}
+    points = list(RunMetrics(row).whole())
+    stepped = [point for point in points if point.step is not None]  # else from lines of the log
+    last = {point.name: point for point in stepped or points}
     evaluated = [name for name in last if re.match(r"(test|val|eval|best)", name)]
     return [last[name] for name in sorted(evaluated or last)]
 
@@ -443,10 +449,6 @@ def _time(seconds: float) -> str:
 def _write_manifest(export: Export, package: Path, versions: Mapping[str, str]) -> None:
     """Write what the package comes from, and the size and SHA-256 of each other file."""
     row = export.row
-    files = {
-        path.relative_to(package).as_posix(): [path.stat().st_size, _sha256(path)]
-        for path in _files(package)
-    }
     manifest = {
         "format": _FORMAT,
         "run": row.run,
@@ -458,13 +460,23 @@ def _write_manifest(export: Export, package: Path, versions: Mapping[str, str]) 
         "submitted": _time(row.created),
         "deploykit": __version__,
         "versions": versions,
-        "files": files,
+        "files": checksums(package),
     }
     (package / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
 
 
+def checksums(package: Path) -> dict[str, tuple[int, str]]:
+    """The size and SHA-256 of each file of a package, by its path."""
+    return {
+        path.relative_to(package).as_posix(): (path.stat().st_size, _sha256(path))
+        for path in _files(package)
+    }
+
+
 def _files(package: Path) -> list[Path]:
-    return sorted(path for path in package.rglob("*") if path.is_file())
+    """All files of a package but the byte code that a server leaves in it."""
+    files = (path for path in package.rglob("*") if path.is_file())
+    return sorted(path for path in files if path.parent.name != "__pycache__")
 
 
 def _sha256(path: Path) -> str:
@@ -486,9 +498,21 @@ def write_archive(package: Path, archive: Path) -> None:
                 tar.addfile(info, content)
 
 
+@contextlib.contextmanager
+def archived(package: Path) -> Iterator[Path]:
+    """The archive of a package, which is deleted after the context."""
+    beside = paths.private_folder(paths.bundles())
+    with paths.scratch(beside) as scratch:
+        archive = scratch / ARCHIVE
+        write_archive(package, archive)
+        yield archive
+
+
 def _refuse_existing(target: Path) -> None:
     if os.path.lexists(target):
-        raise UsageError(f"{target} already exists", hint="name another folder, or remove it")
+        raise UsageError(
+            f"{target} already exists", hint="choose another folder, or remove this one"
+        )
 
 
 def _rename(finished: Path, target: Path) -> None:
@@ -516,7 +540,9 @@ def _upload(export: Export, archive: Path, package: Path) -> None:
     with aws.errors(region):
         taken = client.list_objects_v2(Bucket=bucket, Prefix=prefix + MANIFEST, MaxKeys=1, **owned)
         if taken.get("KeyCount"):
-            raise UsageError(f"{export.to} already has a package", hint="choose another prefix")
+            raise UsageError(
+                f"{export.to} already contains a package", hint="choose another prefix"
+            )
         for path in (archive, package / "README.md", package / MANIFEST):
             extra = {**owned, "ChecksumAlgorithm": "SHA256"}
             client.upload_file(str(path), bucket, prefix + path.name, ExtraArgs=extra)

@@ -25,10 +25,16 @@ from deploykit.run.registry import Run
 
 PARTS = ("output", "checkpoints")
 _RECORD = source_tree.FETCHED
-"""In the target folder: each complete file, with the size and time that the original had."""
+"""In the target folder: each complete file, with the size and time that the original had.
+
+So a file that was changed here afterwards is not replaced. What a killed fetch has not recorded is
+known by its time.
+"""
+_SAME_TIME = 1e-5
+"""Seconds: more than what is lost where a time is written as a float."""
 _QUOTED = 10
 """Files that an error message lists."""
-_ARCHIVES = {"output.tar.gz": "output", "model.tar.gz": "model"}
+ARCHIVES = {"output.tar.gz": "output", "model.tar.gz": "model"}
 """SageMaker's archives among the results, and the folder that each is unpacked into."""
 
 
@@ -57,7 +63,7 @@ def listing(row: Run, parts: Sequence[str]) -> Listing:
     Raises NotFound if the job was never confirmed, and what the target raises.
     """
     if row.handle is None:
-        raise NotFound(f"{row.run} was never confirmed by {row.backend}, so it has no files")
+        raise NotFound(f"{row.backend} never confirmed {row.run}, so it has no files")
     engine = backend.find(row.backend)
     files, here = list[Listed](), set[str]()
     for part in parts:
@@ -82,7 +88,7 @@ def matching(row: Run, files: list[Listed], patterns: Sequence[str]) -> list[Lis
         more = ", ..." if len(files) > _QUOTED else ""
         raise NotFound(
             f"no file of {row.run} matches {' '.join(patterns)}",
-            hint=f"it has: {names}{more}" if files else "it has no files there",
+            hint=f"files: {names}{more}" if files else "the run has no files there",
         )
     return chosen
 
@@ -103,7 +109,9 @@ def _checked(files: Sequence[RemoteFile]) -> Iterator[RemoteFile]:
     for file in files:
         path = PurePosixPath(file.name)
         if path.is_absolute() or ".." in path.parts:
-            raise CannotWrite(f"{file.address} is not fetched: its name leaves the target folder")
+            raise CannotWrite(
+                f"cannot fetch {file.address}: its path leads outside the target folder"
+            )
         yield file
 
 
@@ -117,12 +125,19 @@ def _local_files(folder: Path) -> Iterator[RemoteFile]:
 def missing(files: Sequence[Listed], target: Path) -> list[Listed]:
     """Those that are not complete in `target` as they are now."""
     complete = _read_record(target)
-    return [
-        one
-        for one in files
-        if complete.get(one.path) != [one.file.size, one.file.modified]
-        or not (one.file.name in _ARCHIVES or (target / one.path).exists())
-    ]
+
+    def is_here(one: Listed) -> bool:
+        is_recorded = complete.get(one.path) == [one.file.size, one.file.modified]
+        if one.file.name in ARCHIVES:
+            return is_recorded
+        return (target / one.path).exists() if is_recorded else _has_arrived(one, target)
+
+    return [one for one in files if not is_here(one)]
+
+
+def is_target(folder: Path) -> bool:
+    """Whether `fetch` has copied a run's files to a folder; by default it has the run's name."""
+    return (folder / _RECORD).is_file()
 
 
 def fetch(row: Run, files: Sequence[Listed], here: Collection[str], target: Path) -> None:
@@ -131,6 +146,8 @@ def fetch(row: Run, files: Sequence[Listed], here: Collection[str], target: Path
     `here` names the parts that are on this machine.
     After an interruption the next call copies what is missing. Raises what the target raises.
     """
+    if not files:
+        return
     total, so_far = sum(one.file.size for one in files), 0
     lock = threading.Lock()
 
@@ -141,24 +158,44 @@ def fetch(row: Run, files: Sequence[Listed], here: Collection[str], target: Path
             if progress.show:
                 progress.show("fetching", so_far, total)
 
-    for part in sorted({one.part for one in files}):
-        chosen = [one for one in files if one.part == part]
-        for folder in sorted({(target / one.path).parent for one in chosen}):
-            folder.mkdir(parents=True, exist_ok=True)
-        try:
-            copied = [one.file for one in chosen]
-            if part in here:
-                _copy(copied, target / part, done)
-            elif row.handle is not None:
-                engine = backend.require(row.backend, "download")
-                engine.download(row.handle, copied, target / part, done)
-        finally:
-            plain = [one for one in chosen if one.file.name not in _ARCHIVES]
-            _record(target, [one for one in plain if _is_complete(one, target)])
-        for one in chosen:
-            if one.file.name in _ARCHIVES:
-                _unpack(target / one.path, target / _ARCHIVES[one.file.name])
-                _record(target, [one])
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        _record(target, [])  # the folder is no source, even if this is interrupted
+        for part in sorted({one.part for one in files}):
+            chosen = [one for one in files if one.part == part]
+            _fetch_part(row, chosen, target, done, is_here=part in here)
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        raise CannotWrite(
+            f"cannot copy to {target}: {error.strerror}{where}",
+            hint="free some space there or choose another folder with --to, and run the command "
+            "again; complete files are not copied again",
+        ) from error
+
+
+def _fetch_part(
+    row: Run, chosen: Sequence[Listed], target: Path, done: Callable[[int], None], *, is_here: bool
+) -> None:
+    """Copy files of one part. Raises OSError where `target` cannot be written."""
+    part = chosen[0].part
+    for folder in sorted({(target / one.path).parent for one in chosen}):
+        folder.mkdir(parents=True, exist_ok=True)
+    missing = [one.file for one in chosen if not _has_arrived(one, target)]
+    plain = [one for one in chosen if one.file.name not in ARCHIVES]
+    try:
+        if is_here:
+            _copy(missing, target / part, done)
+        elif row.handle is not None:
+            engine = backend.require(row.backend, "download")
+            engine.download(row.handle, missing, target / part, done)
+    except BaseException:
+        _record(target, [one for one in plain if _has_arrived(one, target)])
+        raise
+    _record(target, plain)
+    for one in chosen:
+        if one.file.name in ARCHIVES:
+            _unpack(target / one.path, target / ARCHIVES[one.file.name])
+            _record(target, [one])
 
 
 def _copy(files: Sequence[RemoteFile], folder: Path, done: Callable[[int], None]) -> None:
@@ -171,9 +208,14 @@ def _copy(files: Sequence[RemoteFile], folder: Path, done: Callable[[int], None]
         done(file.size)
 
 
-def _is_complete(one: Listed, target: Path) -> bool:
-    path = target / one.path
-    return path.exists() and path.stat().st_size == one.file.size
+def _has_arrived(one: Listed, target: Path) -> bool:
+    """Whether the target has this state of a file, by size and time."""
+    try:
+        info = (target / one.path).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    is_same_time = abs(info.st_mtime - one.file.modified) < _SAME_TIME
+    return info.st_size == one.file.size and is_same_time
 
 
 def _unpack(archive: Path, folder: Path) -> None:
@@ -186,13 +228,11 @@ def _unpack(archive: Path, folder: Path) -> None:
             untar.extract_all(opened, folder)
     except untar.UnsafeMemberError as error:
         raise CannotWrite(
-            f"{archive} was not unpacked: {error}", hint="the archive is kept; unpack it by hand"
+            f"cannot unpack {archive}: {error}", hint="unpack the archive by hand"
         ) from error
     except (tarfile.TarError, zlib.error, EOFError) as error:
         archive.unlink()
-        raise TryAgain(
-            f"{archive} is damaged: {error}", hint="run the same command again"
-        ) from error
+        raise TryAgain(f"{archive} is damaged: {error}", hint="run the command again") from error
     archive.unlink()
 
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from deploykit.backends import base as backend
 from deploykit.backends.base import Backend
@@ -24,6 +24,7 @@ from deploykit.job import script as script_job
 from deploykit.job.decode import as_data, encodable
 from deploykit.job.file import Draft, JobFile, Overrides, Source
 from deploykit.job.model import Bundle, JobSpec, Plan, Problem, State, Status
+from deploykit.job.settings import settings
 from deploykit.lib import paths, shell, units
 from deploykit.lib.errors import DeploykitError, JobFileError, TryAgain, Uncertain, UsageError
 from deploykit.run import budgets, config, excluded_nodes, registry
@@ -35,6 +36,9 @@ _MUCH_DATA = 10_000_000_000
 _TIME_LIMIT = 3600
 """Seconds assumed if a required time limit is missing, so that the rest can be checked."""
 _MAX_OTHER_RUNS = 1000
+_MAX_DIFFERENCES = 5
+_LOCAL = {"source", "backend"}
+"""Keys of a job that are not part of what is sent."""
 _NO_YAML = "[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]"
 """Characters of JSON that YAML knows only as escapes; it does not know JSON's pairs of surrogates.
 
@@ -92,7 +96,7 @@ def _named(draft: Draft) -> list[str]:
 
 def _load(draft: Draft, names: Sequence[str], arguments: Sequence[str]) -> JobFile:
     if not all(map(encodable, arguments)):
-        raise UsageError("an argument of the trainer is not UTF-8 text")
+        raise UsageError("a trainer argument is not valid UTF-8")
     options = {name: backend.find(name).Options for name in names}
     file = jobfile.load(
         draft, options=options, backends=backend.names, check=lambda file: examine(file)[0]
@@ -141,7 +145,7 @@ def problems(file: JobFile, name: str) -> Iterator[Problem]:
     """The problems of a job on one backend, and the features of the job that it does not offer."""
     engine, job = backend.find(name), file.job
     if not job.resources.time_limit and not backend.offers(engine, "UNLIMITED"):
-        hint = "for example time_limit: 30m, or --time-limit 30m"
+        hint = "for example, `time_limit: 30m` or --time-limit 30m"
         yield Problem("resources.time_limit", "is required", hint)
         job = replace(job, resources=replace(job.resources, time_limit=_TIME_LIMIT))
     yield from engine.check(job, file.sections[name])
@@ -189,9 +193,9 @@ def _shared_checkpoints(job: JobSpec, run: str = "", *, ask: bool = False) -> li
     return [
         Problem(
             "checkpoints",
-            f"are also used by {row.run}, which is {row.state}: each run would delete what the "
-            "other saves",
-            f"choose another folder; `deploykit status {row.run}` shows whether it has ended",
+            f"are also used by {row.run} (state: {row.state}); each run would delete the other's "
+            "checkpoints",
+            f"choose another folder; `deploykit status {row.run}` shows whether that run has ended",
             severity="warning",
         )
         for row in rows
@@ -210,7 +214,9 @@ def refuse(job: Source, warnings: Sequence[Problem]) -> None:
     """Raise JobFileError if there is any warning, as ``--strict`` demands."""
     if warnings:
         problems = [problem._replace(severity="error") for problem in warnings]
-        raise JobFileError(jobfile.title(job), problems, hint="with `strict`, warnings are errors")
+        raise JobFileError(
+            jobfile.title(job), problems, hint="warnings are errors because of `strict`"
+        )
 
 
 def prepare(  # noqa: PLR0913 - as submit
@@ -277,7 +283,7 @@ def require_confirmation(plan: Plan) -> None:
         raise UsageError(
             f"{plan.run} would upload {units.size(size)} of data, more than "
             f"{units.size(_MUCH_DATA)}; nothing was sent",
-            hint="to confirm it: `deploykit submit --yes`, or yes=True in Python",
+            hint="to confirm, use `deploykit submit --yes`, or yes=True in Python",
         )
 
 
@@ -297,8 +303,8 @@ def submit(plan: Plan, *, yes: bool = False) -> Run:
                 record(plan, folder, billed(plan), source_record(plan.bundle))
                 _send(plan, folder)
         except KeyboardInterrupt as interrupt:
-            look = f"`deploykit status {plan.run}` shows whether it was started"
-            interrupt.add_note(f"{plan.run}: interrupted while it was sent; {look}")
+            look = f"`deploykit status {plan.run}` shows whether the run was started"
+            interrupt.add_note(f"{plan.run}: interrupted during submit; {look}")
             raise
     return registry.known(plan.run)
 
@@ -310,12 +316,41 @@ def _claim(plan: Plan, folder: Path) -> Run:
         return row
     earlier = registry.known(plan.run)
     if (earlier.backend, earlier.plan) != (row.backend, row.plan):
+        differences = _differences(earlier, plan)
+        details = f"; {'; '.join(differences)}" if differences else ""
         raise UsageError(
-            f"the run id {plan.run} belongs to a different job", hint="choose another run id"
+            f"the run id {plan.run} belongs to a different job{details}",
+            hint="choose another run id",
         )
     if earlier.id is None:
         run_state.reconcile(backend.find(plan.backend), earlier)
     return registry.known(plan.run)
+
+
+def _differences(earlier: Run, plan: Plan) -> list[str]:
+    """What differs between a run and a plan with its id: settings of the job, and the source."""
+    if earlier.backend != plan.backend:
+        return [f"that run's backend is {earlier.backend}"]
+    then = dict(settings(earlier.job_data(), without=_LOCAL))
+    now = dict(settings(job_data(plan), without=_LOCAL))
+    names = [name for name in {**then, **now} if then and then.get(name) != now.get(name)]
+    sentences = [
+        f"{name} differs"  # its value may be a secret
+        if name.startswith("env.")
+        else f"{name} was {then.get(name) or 'not set'}, now {now.get(name) or 'not set'}"
+        for name in names[:_MAX_DIFFERENCES]
+    ]
+    if len(names) > _MAX_DIFFERENCES:
+        sentences.append(f"and {len(names) - _MAX_DIFFERENCES} more settings differ")
+    if earlier.bundle != plan.bundle.hash:
+        sentences.append("the source files, or the versions of deploykit, differ")
+    return sentences
+
+
+def job_data(plan: Plan) -> dict[str, Any]:
+    """The job of a plan, as JSON: what its run folder keeps."""
+    data = json.dumps({**as_data(plan.job), plan.backend: as_data(plan.options)})
+    return cast("dict[str, Any]", json.loads(data))
 
 
 def new_row(plan: Plan, folder: Path) -> Run:
@@ -357,8 +392,7 @@ def record(
     And its price now, since later prices may differ; None: nothing is billed.
     """
     paths.write(folder / f"plan.{plan.language}", plan.text)
-    job = {**as_data(plan.job), plan.backend: as_data(plan.options)}
-    text = json.dumps(job, indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(job_data(plan), indent=2, ensure_ascii=False) + "\n"
     paths.write(folder / backend.JOB, re.sub(_NO_YAML, lambda odd: f"\\u{ord(odd[0]):04x}", text))
     for name, content in source.items():
         paths.write(folder / name, content)
@@ -367,6 +401,10 @@ def record(
 
 
 def _send(plan: Plan, folder: Path) -> None:
+    if plan.job.notify is not None:
+        from deploykit.run import notify  # few jobs need it
+
+        notify.announce(folder)  # a run may end before `follow` has begun
     try:
         if plan.job.budget is not None:
             budgets.reserve(plan, billed(plan), run_state.refresh)
@@ -375,12 +413,21 @@ def _send(plan: Plan, folder: Path) -> None:
         raise  # the job may exist: the row stays as it is, and `refresh` asks again
     except DeploykitError as error:
         registry.update(plan.run, Status(State.UNSENT, "", error.message))
+        if plan.job.notify is not None:
+            _follow("notify", plan.run, folder / "notify.log")
         raise
     registry.confirm(plan.run, handle.id, handle.status)
     if plan.job.track is not None:
-        follow = [sys.executable, "-P", "-m", "deploykit", "sync", plan.run, "--follow"]
-        with contextlib.suppress(Exception):  # the job was sent; `sync` can be called by hand
-            shell.detach(follow, folder / "tracking.log")
+        _follow("sync", plan.run, folder / "tracking.log")
+    if plan.job.notify is not None:
+        _follow("notify", plan.run, folder / "notify.log")
+
+
+def _follow(verb: str, run: str, log: Path) -> None:
+    """Start a verb that follows a run in the background; it can also be called by hand."""
+    argv = [sys.executable, "-P", "-m", "deploykit", verb, run, "--follow"]
+    with contextlib.suppress(Exception):  # the job was sent
+        shell.detach(argv, log)
 
 
 # Runs that are sent together share the lock of their array, and their rows are in the registry

@@ -104,11 +104,14 @@ def _lines(row: Run, wanted: Selection, *, follow: bool) -> Iterator[LogLine]:
     if row.handle is None:
         raise NotFound(f"{row.run} has no logs (state: {row.state})", hint=row.reason or None)
     if wanted.task is not None:
-        count = backend.require(row.backend, "tasks").tasks(row.handle)
-        if count is None:
+        numbers = backend.require(row.backend, "tasks").tasks(row.handle)
+        if numbers is None:
             raise UsageError(f"{row.run} is not a job array", hint="omit --task")
-        if wanted.task not in range(count):
-            hint = f"its tasks are 0 to {count - 1}"
+        if wanted.task not in numbers:
+            listed = ", ".join(map(str, numbers))
+            if isinstance(numbers, range):
+                listed = f"{numbers[0]} to {numbers[-1]}"
+            hint = f"existing tasks: {listed}"
             raise UsageError(f"{row.run} has no task {wanted.task}", hint=hint)
     lines = backend.find(row.backend).logs(row.handle, follow=follow)
     if isinstance(lines, Lines):

@@ -19,7 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deploykit.backends.base import JOB
+from deploykit.backends.base import JOB, PRICE
+from deploykit.cost import prices
 from deploykit.job.decode import read_json
 from deploykit.job.model import Handle, State, Status
 from deploykit.lib import paths, progress
@@ -34,7 +35,7 @@ _CHUNK = 500
 _LARGEST_INTEGER = 2**63 - 1
 """Of SQLite."""
 _STATES = {state.value for state in State}
-RUN_ID = r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}"
+RUN_ID = r"(?=.{1,63}\Z)[a-zA-Z0-9](-?[a-zA-Z0-9])*"
 _ALPHABET = "23456789abcdefghjkmnpqrstvwxyz"
 _MIN_PREFIX = 4
 """Characters of the beginning of an id by which a run can be stopped."""
@@ -128,6 +129,14 @@ class Run(NamedTuple):
             return None
         return max(0.0, (self.finished or at) - self.started)
 
+    def spent(self) -> prices.Spent | None:
+        """What the run has cost, so far or in all; None if nothing is billed or known."""
+        path = Path(self.folder, PRICE)
+        if not path.exists():
+            return None
+        seconds = self.billed if State(self.state).final else self.seconds(now())
+        return prices.spent(path, seconds)
+
     def job_data(self) -> dict[str, Any]:
         """The job as it was submitted, as data; empty if it was not kept."""
         try:
@@ -147,8 +156,8 @@ def checked_id(run: str) -> str:
     """A run id that the user chose. Raises UsageError for one that is not valid."""
     if re.fullmatch(RUN_ID, run) is None:
         raise UsageError(
-            f"the run id {run!r} is not valid",
-            hint="letters, digits and single inner hyphens, at most 63 characters",
+            f"invalid run id {run!r}",
+            hint="use up to 63 letters and digits, with single hyphens between them",
         )
     return run
 
@@ -237,7 +246,7 @@ def get(name: str | None) -> Run:
             f"{name!r} matches {count(*_like(name or ''))} runs",
             hint="; ".join(run.run for run in matches),
         )
-    message = f"no run matches {name!r}" if name else "there are no runs yet"
+    message = f"no run matches {name!r}" if name else "no runs yet"
     raise NotFound(message, hint="`deploykit list` shows all runs; `deploykit submit` starts one")
 
 
@@ -255,8 +264,8 @@ def get_to_stop(name: str) -> Run:
     row = get(name)
     if row.run != name and (len(name) < _MIN_PREFIX or not row.run.startswith(name)):
         raise NotFound(
-            f"{name!r} is not a run id, nor the first {_MIN_PREFIX} or more characters of one",
-            hint=f"{row.run}?",
+            f"{name!r} is not a run id, or a prefix of one with at least {_MIN_PREFIX} characters",
+            hint=f"did you mean {row.run}?",
         )
     return row
 
@@ -289,7 +298,7 @@ def _run(row: sqlite3.Row) -> Run:
     if run.state not in _STATES:
         raise CannotWrite(
             f"the run {run.run} has an unknown state, {run.state!r}, in the registry {_file()}",
-            hint="a newer deploykit may have written it: pip install -U deploykit",
+            hint="a newer deploykit may have written it; upgrade with `pip install -U deploykit`",
         )
     return run
 
@@ -413,8 +422,9 @@ def _database(*, create: bool = False) -> Iterator[sqlite3.Connection]:
             yield database
     except (OSError, sqlite3.Error) as error:
         raise CannotWrite(
-            f"the registry of runs {path} cannot be used: {error}",
-            hint="check the folder's permissions and free space, or set DEPLOYKIT_HOME to another",
+            f"cannot use the registry of runs {path}: {error}",
+            hint="check the folder's permissions and free space, or set DEPLOYKIT_HOME to another "
+            "folder",
         ) from error
 
 
@@ -427,7 +437,7 @@ def _take(database: sqlite3.Connection, statement: str) -> None:
         if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
             raise
         (_, _, file), *_ = database.execute("PRAGMA database_list")
-        what = f"the registry of runs {file}, which another process has locked"
+        what = f"the registry of runs {file}, locked by another process"
         progress.warn(f"waiting up to {_LONG_WAIT} s for {what}")
         database.execute(f"PRAGMA busy_timeout = {_LONG_WAIT * 1000}")
         database.execute(statement).fetchall()

@@ -21,24 +21,25 @@ from deploykit.cost import prices
 from deploykit.cost.prices import Spent
 from deploykit.diagnose.ranking import Cause, Evidence
 from deploykit.job.model import LogLine, State
+from deploykit.job.settings import settings
 from deploykit.lib import units
 from deploykit.lib.errors import DeploykitError
 from deploykit.observe import exit_records, logfiles, stacks, traces, usage
+from deploykit.observe.evaluation import Evaluation
 from deploykit.observe.metrics.progress import Progress
 from deploykit.observe.metrics.series import Series, is_chosen
 from deploykit.observe.traces import RankProfile
 from deploykit.observe.usage import Sample
 from deploykit.run import diagnosis as run_diagnosis
+from deploykit.run import evaluation as run_evaluation
 from deploykit.run.log_selection import SLOW_RANK
 from deploykit.run.metrics import RunMetrics
 from deploykit.run.registry import Run, now
 
 Better = Literal["less", "more"]
 
-_NOT_SETTINGS = {"name", "source", "backend", "max_bundle", "log_limit"}
-"""Keys of a job that do not affect its result, or are shown elsewhere."""
 _LESS = {"loss", "error", "err", "perplexity", "ppl", "mse", "rmse", "mae", "wer", "cer", "nll"}
-_LESS |= {"fid"}
+_LESS |= {"fid", "ece"}
 _COSTS = {"seconds", "time", "memory"}
 _MORE = {"accuracy", "acc", "f1", "precision", "recall", "auc", "auroc", "bleu", "rouge", "map"}
 _MORE |= {"r2", "psnr", "ssim", "reward", "iou", "dice"}
@@ -48,7 +49,7 @@ _RATE = re.compile(
 )
 _PREFLIGHT = "preflight: "
 _EVENT = re.compile(
-    r"no progress for |there is progress again|on_stall: |the cost cap is near|"
+    r"no progress for |progress resumed|there is progress again|on_stall: |the cost cap is near|"
     r"SIG[A-Z0-9]{1,8} arrived|the ranks did not exit in time|preflight: (?:passed|stopped|FAILED)"
 )
 """Lines of the launchers that belong into the timeline."""
@@ -114,6 +115,8 @@ class RunFacts:
     problems: list[str]
     packages: dict[str, str] = field(repr=False)
     """The version of each Python package by its name; empty if it was not recorded."""
+    evaluation: tuple[str, Evaluation] | None = field(default=None, repr=False)
+    """The result of an evaluation and its run: this one, or the newest evaluation of it."""
 
 
 def facts(row: Run, names: Sequence[str] = ()) -> RunFacts:
@@ -133,6 +136,10 @@ def facts(row: Run, names: Sequence[str] = ()) -> RunFacts:
         other = curves.get(series.name)  # of equal length the first, as files come after logs
         if is_chosen(series.name, names) and (other is None or series.count > other.count):
             curves[series.name] = series
+    metrics = {name: _metric(series) for name, series in curves.items()}
+    evaluated = run_evaluation.newest(row)
+    if evaluated is not None and evaluated[0].run != row.run:
+        metrics |= _evaluated(*evaluated, names)
     patch, price = folder / "uncommitted.diff", folder / backend.PRICE
     changed = patch.stat().st_size if row.revision is not None and patch.exists() else None
     billed = row.billed if State(row.state).final else row.seconds(now())
@@ -143,14 +150,25 @@ def facts(row: Run, names: Sequence[str] = ()) -> RunFacts:
         seconds=row.seconds(now()),
         cost=prices.spent(price, billed) if price.exists() else None,
         restarts=exit_records.attempt(folder) or 0,
-        metrics={name: _metric(series) for name, series in curves.items()},
+        metrics=metrics,
         curves=curves,
         attempts=read.collection.restarts,
         remarks=remarks,
         progress=read.progress(),
-        problems=list(read.problems),
+        problems=[*read.problems, *(evaluated[1].problems if evaluated else ())],
         packages=usage.packages(folder, remarks),
+        evaluation=evaluated and (evaluated[0].run, evaluated[1]),
     )
+
+
+def _evaluated(row: Run, result: Evaluation, names: Sequence[str]) -> dict[str, Metric]:
+    """The numbers of a run's evaluation, as metrics of the run."""
+    numbers = {f"evaluation {name}": value for name, value in result.numbers.items()}
+    return {
+        name: Metric(name, value, value if better(name) else None, row.run)
+        for name, value in numbers.items()
+        if is_chosen(name, names)
+    }
 
 
 def _metric(series: Series) -> Metric:
@@ -173,57 +191,6 @@ def better(name: str) -> Better | None:
 
 def _words(name: str) -> set[str]:
     return set(re.split(r"[^a-z0-9]+", name))
-
-
-def settings(job: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Each key of a job and each argument, as text; without those that are not set."""
-    entry = job.get("entrypoint")
-    arguments = entry.pop("args", None) if isinstance(entry, dict) else None
-    for key, value in job.items():
-        if key not in _NOT_SETTINGS:
-            yield from _flat(key, value)
-    named: dict[str, list[str]] = {}
-    for name, value in argument_pairs(arguments or ()):
-        named.setdefault(name, []).append(value)
-    yield from ((name, " ".join(values)) for name, values in named.items())
-
-
-def argument_pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The arguments of a program by name: ``--lr 0.1`` is ``("--lr", "0.1")``.
-
-    Arguments that follow no option have their place as name: ``argument 1``.
-    """
-    option, position = "", 0
-    for text in arguments:
-        if text.startswith("--") and text != "--":
-            if option:
-                yield option, "yes"
-            option, equals, value = text.partition("=")
-            if equals:
-                yield option, value
-                option = ""
-        elif option:
-            yield option, text
-            option = ""
-        else:
-            position += 1
-            yield f"argument {position}", text
-    if option:
-        yield option, "yes"
-
-
-def _flat(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    """The values of nested data as text, each with its path; empty ones are left out."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _flat(f"{path}.{key}", inner)
-    elif isinstance(value, list):
-        if value:
-            yield path, ", ".join(map(str, value))
-    elif isinstance(value, bool):
-        yield path, "yes" if value else "no"
-    elif value is not None:
-        yield path, str(value)
 
 
 @dataclass(frozen=True)
@@ -367,6 +334,9 @@ def _events(run: RunFacts, starts: Mapping[int, float]) -> Iterator[Event]:
         yield Event(time, f"attempt {attempt + 1} started" if len(starts) > 1 else "started")
     for number, why, time in _restarts(run):
         yield Event(time, f"restart {number}: {why.replace('_', ' ')}")
+    for made in exit_records.decisions(Path(row.folder)):
+        if made.error:
+            yield Event(made.time.timestamp(), made.why)
     for line in run.remarks:
         repeated = line.text.startswith(_PREFLIGHT) and line.node  # each node says the same
         if line.rank is None and line.time and not repeated and _EVENT.match(line.text):

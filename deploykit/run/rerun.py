@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +20,9 @@ from deploykit.backends import base
 from deploykit.bundle import archive as bundle
 from deploykit.bundle import node_plane
 from deploykit.job import environments
-from deploykit.job.decode import as_data, read_json
+from deploykit.job.decode import read_json
 from deploykit.job.file import Overrides
-from deploykit.job.model import Plan
+from deploykit.job.model import Plan, State
 from deploykit.job.spelling import UNKNOWN_KEY
 from deploykit.lib import paths
 from deploykit.lib.errors import JobFileError, NotFound, UsageError
@@ -33,7 +32,7 @@ from deploykit.run import lifecycle, registry
 from deploykit.run.lifecycle import Prepared
 from deploykit.run.registry import Run
 
-UPGRADE = "pip install -U deploykit, or use the one that made it"
+UPGRADE = "upgrade with `pip install -U deploykit`, or use the version that created it"
 _PYLOCK = "exit_records/pylock.toml"
 """In a run folder: the versions that the nodes have chosen, or are to take."""
 _LOCATIONS = ("output", "checkpoints")
@@ -42,38 +41,67 @@ _MAY_DIFFER = {"source", "backend", *_LOCATIONS}
 
 
 @contextlib.contextmanager
-def prepare(
+def prepare(  # noqa: PLR0913, PLR0917 - as submit
     row: Run,
     overrides: Overrides,
     run: str | None,
     arguments: Sequence[str],
     backend: str | None = None,
+    files: Mapping[str, Path] | None = None,
 ) -> Iterator[Prepared]:
     """The plan of a new run like `row`, with `overrides`, and `arguments` after its own.
 
     It goes to `backend`, by default that of `row`, and can be submitted within the context, while
-    its source is unpacked. Raises NotFound if the job or the source of the run was not kept, and
-    what `lifecycle.prepare` raises.
+    its source is unpacked, with further `files` by their path in it. Raises NotFound if the job or
+    the source of the run was not kept, and what `lifecycle.prepare` raises.
     """
     job = Path(row.folder, base.JOB)
     if not job.is_file():
         raise NotFound(
             f"{row.run} has no record of its job: {job} does not exist",
-            hint="submit its job file again; attached runs have no record",
+            hint="submit the job file again; attached runs have no record of their job",
         )
     archive = kept_source(row)
-    with tempfile.TemporaryDirectory(dir=paths.private_folder(paths.bundles())) as scratch:
-        source = Path(scratch, "source")
+    with paths.scratch(paths.private_folder(paths.bundles())) as scratch:
+        source = scratch / "source"
         bundle.unpack(archive, source)
+        for path, file in (files or {}).items():
+            shutil.copyfile(file, source / path)
         chosen = [*overrides, f"source={json.dumps(str(source))}"]
         try:
             prepared = lifecycle.prepare(job, chosen, backend or row.backend, run, arguments)
         except JobFileError as error:
             if _is_newer(job, error.problems):
-                what = f"{row.run} was made by a newer deploykit than this one ({__version__})"
+                what = f"{row.run} was created by a newer deploykit than this one ({__version__})"
                 raise JobFileError(what, error.problems, hint=UPGRADE) from error
             raise
         yield prepared
+
+
+_NOT_DONE = {State.FAILED, State.CANCELLED}
+
+
+def only_failed(row: Run, backend: str | None) -> list[str]:
+    """Overrides with which a rerun starts only the tasks that failed or were cancelled.
+
+    Empty for a run that is not an array, and has failed. Raises UsageError if nothing has failed,
+    or if the tasks are to run on another `backend`.
+    """
+    hint = "without --failed, the whole run is submitted again"
+    engine = base.find(row.backend)
+    if row.handle is not None and base.offers(engine, "task_status"):
+        statuses = engine.task_status(row.handle)
+        failed = [number for number, status in statuses.items() if status.state in _NOT_DONE]
+        if failed and backend not in {None, row.backend}:
+            raise UsageError(f"the tasks of {row.run} can run only on {row.backend}")
+        if failed:
+            chosen = engine.choose_tasks(failed)
+            return [f"{row.backend}.{key}={value}" for key, value in chosen.items()]
+        if statuses:
+            raise UsageError(f"{row.run}: no task has failed", hint=hint)
+    if State(row.state) not in _NOT_DONE:
+        raise UsageError(f"{row.run} has not failed (state: {row.state})", hint=hint)
+    return []
 
 
 def kept_source(row: Run) -> Path:
@@ -81,8 +109,8 @@ def kept_source(row: Run) -> Path:
     archive = bundle.kept(row.bundle)
     if archive is None:
         raise NotFound(
-            f"the source that {row.run} sent is no longer in {paths.bundles()}",
-            hint="submit its job file again, with the current source",
+            f"the source of {row.run} is no longer in {paths.bundles()}",
+            hint="submit the job file again, with the current source",
         )
     return archive
 
@@ -175,14 +203,14 @@ def reproduce(
 
 def _refuse_other_job(row: Run, job: Mapping[str, Any], plan: Plan) -> None:
     """Raise UsageError if a key of the job would have another value than in the run."""
-    new = json.loads(json.dumps({**as_data(plan.job), plan.backend: as_data(plan.options)}))
+    new = lifecycle.job_data(plan)
     free = _MAY_DIFFER | (set(base.names()) - {plan.backend})
     different = [
         key for key, value in job.items() if key not in free and key in new and new[key] != value
     ]
     if different:
         raise UsageError(
-            f"the job would differ from that of {row.run}: {', '.join(different)} would differ",
+            f"the job would differ from that of {row.run} in {', '.join(different)}",
             hint=f"`deploykit rerun {row.run} --dry-run` shows what would be sent",
         )
 
@@ -193,13 +221,14 @@ def _refuse_other_bytes(row: Run, plan: Plan, *, new_launcher: bool) -> None:
         return
     if not _has_same_files(plan):
         raise NotFound(
-            f"the files that {row.run} sent can no longer be bundled exactly as they were",
-            hint=f"`deploykit rerun {row.run}` sends those that still can",
+            f"the files of {row.run} can no longer be bundled exactly as they were sent",
+            hint=f"`deploykit rerun {row.run}` sends the files that remain",
         )
     if not new_launcher:
         raise UsageError(
-            f"the launcher of this deploykit is not the one that {row.run} sent",
-            hint="--new-launcher sends the files with this one; or use the old deploykit",
+            f"this version's launcher differs from the one that {row.run} sent",
+            hint="use this version's launcher with --new-launcher, or run the old version of "
+            "deploykit",
         )
 
 

@@ -15,6 +15,7 @@ from deploykit.backends import base as backend
 from deploykit.backends.base import Backend
 from deploykit.job.model import NO_JOB, Handle, State, Status
 from deploykit.lib import paths
+from deploykit.lib.deadline import within
 from deploykit.lib.errors import DeploykitError, JobMissing, NeverStarts, NotFound, TryAgain
 from deploykit.run import excluded_nodes, registry, storage
 from deploykit.run.registry import Run, Search
@@ -23,14 +24,17 @@ _BLOCKED = 10.0
 """Seconds after which `wait` gives up on a run that can never start: reasons change at first."""
 _MISSING = 300.0
 """Seconds after which `wait` gives up on a run without a job at its target: it may be new."""
+PATIENCE = 5.0
+"""Seconds that a person waits for a backend's answer before the last known states are shown."""
 _POLL = (0.2, 15.0)
 """Shortest and longest interval between two status queries, in seconds."""
 
 
-def refresh(rows: Sequence[Run]) -> list[Run]:
+def refresh(rows: Sequence[Run], patience: float | None = None) -> list[Run]:
     """The same runs with their current status: one query to each backend.
 
-    If a backend cannot be reached, its runs keep their last known state, and the reason says so.
+    If a backend cannot be reached, or takes longer than `patience` seconds, its runs keep their
+    last known state, and the reason says so.
     """
     unfinished: dict[str, list[Run]] = defaultdict(list)
     for row in rows:
@@ -39,7 +43,11 @@ def refresh(rows: Sequence[Run]) -> list[Run]:
     failures: dict[str, str] = {}
     for name, group in unfinished.items():
         try:
-            failures |= _refresh(backend.find(name), group)
+            ask = partial(_refresh, backend.find(name), group)
+            failures |= ask() if patience is None else within(patience, ask)
+        except TimeoutError:
+            reason = f"{registry.LAST_KNOWN} {name} did not answer within {patience:g} s"
+            failures |= {row.run: reason for row in group}
         except (DeploykitError, OSError) as error:
             failures |= {row.run: _last_known(name, error) for row in group}
     current = registry.lookup(*(row.run for row in rows))
@@ -52,17 +60,17 @@ def refresh(rows: Sequence[Run]) -> list[Run]:
     return [_with_reason(current.get(row.run, row), failures.get(row.run)) for row in rows]
 
 
-def search(wanted: Search, limit: int | None) -> list[Run]:
-    """The newest runs that match, with their current state.
+def search(wanted: Search, limit: int | None, patience: float | None = None) -> list[Run]:
+    """The newest runs that match, with their current state; `patience` as in `refresh`.
 
     With states to match, it asks for all unfinished runs first, since they may be in one by now.
     """
     known = replace(wanted, states=())
     if not wanted.states:
-        return refresh(registry.select(*known.sql, limit=limit))
+        return refresh(registry.select(*known.sql, limit=limit), patience)
     condition, values = known.sql
     unfinished = registry.select(f"{registry.UNFINISHED} AND {condition}", values)
-    current = {row.run: row for row in refresh(unfinished)}
+    current = {row.run: row for row in refresh(unfinished, patience)}
     return [current.get(row.run, row) for row in registry.select(*wanted.sql, limit=limit)]
 
 
@@ -74,7 +82,7 @@ def _with_reason(row: Run, reason: str | None) -> Run:
     """The row with the reason of a failed query, and a note if its run folder was deleted."""
     parts = [row.reason if reason is None else reason]
     if not Path(row.folder).exists() and row.folder not in parts[0]:
-        parts.append(f"its folder {row.folder} was deleted")
+        parts.append(f"the run folder {row.folder} was deleted")
     return row._replace(reason="; ".join(filter(None, parts)))
 
 
@@ -104,7 +112,7 @@ def reconcile(engine: Backend, row: Run) -> None:
         registry.confirm(row.run, handle.id)
         return
     if row.state != State.UNSENT.value:  # else it keeps its reason
-        absent = f"{row.backend} has no job of this run"
+        absent = f"{row.backend} has no job for this run"
         reason = f"the submit was interrupted, and {absent}; submit it again"
         registry.update(row.run, Status(State.UNSENT, "", reason))
 

@@ -198,11 +198,11 @@ def refuse_unfinished(
         if sweep not in sweeps:
             resume = shell.command("deploykit", "sweep", "resume", sweep)
             whole = shell.command("deploykit", "rm", sweep)
-            hint = f"`{resume}` continues it; `{whole}` removes the whole sweep"
+            hint = f"`{resume}` continues the sweep; `{whole}` removes it with all its runs"
             message = f"{run} is a trial of the unfinished sweep {sweep}"
             problems.append(Problem("", message, hint))
     if problems:
-        raise UsageError("only runs that have ended can be removed", problems=problems)
+        raise UsageError("only finished runs can be removed", problems=problems)
 
 
 def needed_by_sweeps(rows: Iterable[Run]) -> dict[str, str]:
@@ -226,10 +226,10 @@ def _is_out_of_reach(row: Run) -> bool:
 
 def _how_to_end(row: Run) -> str:
     if _is_out_of_reach(row):
-        return f"{row.reason}; if its job is gone for good, add --force"
+        return f"{row.reason}; if the job no longer exists, add --force"
     if State(row.state).final:
-        return f"its job may still appear; try again in {registry.IN_FLIGHT // 60} minutes"
-    return f"`deploykit cancel {row.run}` stops it, `deploykit wait {row.run}` waits for its end"
+        return f"the job may still appear; try again in {registry.IN_FLIGHT // 60} minutes"
+    return f"`deploykit cancel {row.run}` stops it; `deploykit wait {row.run}` waits until it ends"
 
 
 def left_elsewhere(row: Run) -> list[tuple[str, str | None]]:
@@ -318,8 +318,8 @@ def remove(path: Path) -> None:
             _remove_tree(path)  # another process that removes the same run has written its lock
     except OSError as error:
         raise CannotWrite(
-            f"{path} cannot be removed: {error.strerror}",
-            hint="check that no file in it is in use or belongs to another user, then try again",
+            f"cannot remove {path}: {error.strerror}",
+            hint="check whether a file in it is in use or belongs to another user, then try again",
         ) from error
 
 

@@ -7,22 +7,29 @@ interrupted sync is completed by the next one, and a repeated one changes nothin
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from deploykit.job.decode import decode, read_json
 from deploykit.job.model import State, Track
+from deploykit.job.settings import settings
 from deploykit.lib import paths
 from deploykit.lib.errors import DeploykitError, NotFound, TryAgain
 from deploykit.observe import exit_records
 from deploykit.observe.trackers import contract
-from deploykit.observe.trackers.contract import About, Ending, Memory, Selection
-from deploykit.run import report as run_report
+from deploykit.observe.trackers.contract import (
+    About,
+    Ending,
+    Memory,
+    ModelVersion,
+    Registration,
+    Registry,
+    Selection,
+)
 from deploykit.run import state as run_state
 from deploykit.run.metrics import RunMetrics, logs_are_here
 from deploykit.run.registry import Run, now
@@ -53,13 +60,12 @@ class Tracking:
 
     def __init__(self, row: Run) -> None:
         """Raises NotFound if the job names no tracker."""
-        track, _ = decode(Track, row.job_data().get("track") or {}, "track")
-        if track is None or not track.chosen:
+        self._where = _chosen(row)
+        if not self._where:
             raise NotFound(
                 f"the job of {row.run} has no `track`",
-                hint="name a tracker in the job file, such as track: {mlflow: https://...}",
+                hint="add a tracker to the job file, such as track: {mlflow: https://...}",
             )
-        self._where = track.chosen
         self._is_here = False
         self._begin(row)
 
@@ -89,12 +95,9 @@ class Tracking:
         while batch := list(islice(points, _BATCH)):
             for selection in self._selections.values():
                 selection.add(batch)
-        with _locked(folder / _LOCK):
-            kept = folder / KEPT
-            memories: dict[str, Memory] = {}
-            with contextlib.suppress(OSError, ValueError):  # the trackers are asked then
-                memories = read_json(kept)
-            return [self._send(kind, row, kept, memories) for kind in self._selections]
+        with paths.locked(folder / _LOCK):
+            memories = _memories(row)
+            return [self._send(kind, row, folder / KEPT, memories) for kind in self._selections]
 
     def _send(self, kind: str, row: Run, kept: Path, memories: dict[str, Memory]) -> Sent:
         final = State(row.state).final
@@ -127,6 +130,59 @@ class Tracking:
         return Sent(kind, tracker.url, count)
 
 
+def model_registry(row: Run) -> str | None:
+    """The tracker of a run that also registers models; None if its job names none."""
+    return next((kind for kind in _chosen(row) if kind in contract.REGISTRIES), None)
+
+
+def registration(row: Run, model: Registration) -> Mapping[str, Any]:
+    """What `register` will send, as far as it is known without asking the tracker."""
+    kind = str(model_registry(row))
+    return {"tracker": _chosen(row)[kind], "requests": _registry(row, kind).registration(model)}
+
+
+def register(row: Run, model: Registration) -> ModelVersion:
+    """Register a model of a run with its tracker, which first gets the run's metrics.
+
+    Raises what the tracker raises.
+    """
+    kind = str(model_registry(row))
+    for sent in sync(row)[0]:
+        if sent.tracker == kind and sent.error is not None:
+            raise sent.error
+    with paths.locked(Path(row.folder, _LOCK)):
+        return _registry(row, kind).register(model)
+
+
+def _registry(row: Run, kind: str) -> Registry:
+    memory = _memories(row).get(kind, {})
+    return cast("Registry", contract.make(kind, _chosen(row)[kind], _about(row), memory))
+
+
+def _chosen(row: Run) -> Mapping[str, str]:
+    """The address of each tracker that the job of a run names."""
+    track, _ = decode(Track, row.job_data().get("track") or {}, "track")
+    return {} if track is None else track.chosen
+
+
+def _memories(row: Run) -> dict[str, Memory]:
+    """What is remembered of the run at each tracker; nothing where that was lost."""
+    with contextlib.suppress(OSError, ValueError):  # the trackers are asked then
+        memories: dict[str, Memory] = read_json(Path(row.folder, KEPT))
+        return memories
+    return {}
+
+
+def pages(row: Run) -> dict[str, str]:
+    """Where a run is seen at each tracker that has been sent something; queries nothing."""
+    where, memories = _chosen(row), _memories(row)
+    addresses: dict[str, str] = {}
+    for kind in where.keys() & memories.keys():
+        with contextlib.suppress(DeploykitError):  # a package that is missing here
+            addresses[kind] = contract.make(kind, where[kind], _about(row), memories[kind]).url
+    return dict(sorted(addresses.items()))
+
+
 def sync(row: Run) -> tuple[list[Sent], list[str]]:
     """Send what is new to the trackers of a run; also return which metrics could not be read.
 
@@ -147,7 +203,7 @@ def follow(row: Run, report: Callable[[Sequence[Sent]], None]) -> None:
     """
     pause, failures = _MIN_PAUSE, 0
     try:
-        with _locked(Path(row.folder) / _FOLLOWED, wait=False):
+        with paths.locked(Path(row.folder) / _FOLLOWED, wait=False):
             tracking = Tracking(row)
             while Path(row.folder).exists():
                 (row,) = run_state.refresh([row])
@@ -161,15 +217,15 @@ def follow(row: Run, report: Callable[[Sequence[Sent]], None]) -> None:
                 longest = _MAX_PAUSE if is_cheap and not failures else _MAX_IDLE_PAUSE
                 pause = min(1.5 * pause, longest)
     except BlockingIOError as error:
-        raise TryAgain(f"another process already follows {row.run}") from error
+        raise TryAgain(f"another process is already following {row.run}") from error
     except FileNotFoundError:
         if Path(row.folder).exists():
             raise  # else the run was removed meanwhile
 
 
 def _about(row: Run) -> About:
-    settings = run_report.settings(row.job_data())
-    params = {key: text for key, text in settings if not key.startswith(_NOT_PARAMETERS)}
+    known = settings(row.job_data())
+    params = {key: text for key, text in known if not key.startswith(_NOT_PARAMETERS)}
     tags = {"backend": row.backend, **({"commit": row.revision} if row.revision else {})}
     return About(row.run, row.name, Path(row.folder), row.created, params, tags)
 
@@ -178,14 +234,6 @@ def _ending(row: Run) -> Ending:
     """How the run ended; the time from its exit records if the target does not report it."""
     ends = [record.finished.timestamp() for record in exit_records.read(Path(row.folder))]
     return Ending(row.state, row.finished or max(ends, default=0.0) or now())
-
-
-@contextlib.contextmanager
-def _locked(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold a lock, which ends with the process. Without `wait`, raises BlockingIOError."""
-    with open(path, "w", encoding="utf-8", opener=paths.private_opener) as file:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        yield
 
 
 def data(sent: Sent) -> Mapping[str, Any]:

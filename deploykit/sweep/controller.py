@@ -37,6 +37,10 @@ _IDLE = 10
 """Minimum ratio of sleep to CPU time, because the controller shares its machine."""
 CAPPED = "capped"
 """Attribute of the study: whether the sweep ended because of its cap."""
+HALTED = "halted"
+"""Attribute of the study: why the sweep stopped itself."""
+ALIKE = 3
+"""First trials that fail alike before any step, after which the others would, too."""
 Tell = Callable[[str], None]
 
 
@@ -63,6 +67,8 @@ class Controller:
     _running: list[Handle] = field(default_factory=list)
     """Jobs that were unfinished at the last query."""
     _changed: bool = False
+    _early: list[str] | None = field(default_factory=list)
+    """How each trial failed before any step; None once one did not."""
     _said: str = ""
 
     def run(self) -> None:
@@ -71,6 +77,7 @@ class Controller:
         Raises what `lifecycle.submit` raises, if there is no other run to wait for.
         """
         self.study.set_user_attr(CAPPED, False)
+        self.study.set_user_attr(HALTED, "")
         self._recover()
         pause, longest = _POLL[0], self._longest
         began = time.process_time()
@@ -104,13 +111,15 @@ class Controller:
         self.slots = trial_job.slots(self.base)
         if samplers.is_pointwise(self.record.sweep) and not self._prunes:
             self._array = trial_job.largest_array(self.base)  # no trial depends on others
-        self._last = space.trials(self.record.sweep)
+        self._last = self.record.total
         begun = [state for state in TrialState if state is not TrialState.WAITING]
         known = self.study.get_trials(deepcopy=False, states=begun)
         self._number = len(known)
         self.live = trials.unfinished(self.record, self.study)
         over = [trial for trial in known if trial.state is not TrialState.RUNNING]
         self._ended = sum(map(trials.charged, over), Decimal(0))
+        if any(trial.state is not TrialState.FAIL for trial in over):
+            self._early = None
 
     def step(self) -> bool:
         """Query all runs once, and act on it. Return whether anything is left to do."""
@@ -120,6 +129,8 @@ class Controller:
         rows = self._rows()
         for live in list(self.live):
             self._follow(live, rows)
+        if self.record.stopping:
+            return self._stop()
         self._begin()
         self._submit_all(rows)
         return bool(self.live)
@@ -144,7 +155,7 @@ class Controller:
             self._finish(live)
 
     def _settle(self, live: Live, repeat: int, row: Run) -> None:
-        """Keep the outcome of an ended run, or begin another attempt."""
+        """Keep the outcome of a finished run, or begin another attempt."""
         self._changed = True
         if self._prunes and not live.pruned:
             live.should_stop_early(row)
@@ -167,9 +178,7 @@ class Controller:
         try:
             run_state.cancel(row)
         except DeploykitError as error:
-            self._say_once(
-                f"trial {live.number}: {row.run} could not be cancelled: {error.message}"
-            )
+            self._say_once(f"trial {live.number}: could not cancel {row.run}: {error.message}")
 
     @property
     def _limit(self) -> int:
@@ -195,6 +204,22 @@ class Controller:
         )
         end = live.tell(self.study)
         self.tell(f"trial {live.number}: {end} ({settings})")
+        self._stop_if_alike(live)
+
+    def _stop_if_alike(self, live: Live) -> None:
+        """Stop the sweep if each trial so far has failed in the same way before any step."""
+        failure = live.early_failure
+        if self._early is None or failure is None or failure[1] != (self._early or failure[1:])[0]:
+            self._early = None
+            return
+        self._early.append(failure[1])
+        if len(self._early) == ALIKE and self._number < self._last:
+            why = (
+                f"the first {ALIKE} trials all failed in the same way before any step: {failure[0]}"
+            )
+            self.study.set_user_attr(HALTED, why)
+            self.tell(f"stopping the sweep: {why}")
+            self.record.ask_to_stop()
 
     def _begin(self) -> None:
         """Begin trials while slots and budget allow."""
@@ -203,7 +228,8 @@ class Controller:
         while busy < most and self._number < self._last:
             if not self.budget.allows(committed, sweep.repeat):
                 self._say_once(
-                    f"not starting more trials: the next could exceed max_cost ({self.budget.cap})"
+                    "not starting more trials, because the next could exceed max_cost "
+                    f"({self.budget.cap})"
                 )
                 if not self.live:
                     self.study.set_user_attr(CAPPED, True)
@@ -255,7 +281,7 @@ class Controller:
         except Uncertain:
             return None  # `refresh` finds out whether the job exists
         except DeploykitError as error:
-            self._say_once(f"trial {live.number}: not submitted: {error.message}")
+            self._say_once(f"trial {live.number} was not submitted: {error.message}")
             return error
         self._changed = True
         return None
@@ -274,7 +300,7 @@ class Controller:
             pass  # `refresh` finds out whether the job exists
         except DeploykitError as error:
             self._array = self._array if error.transient else len(plans) // 2
-            self._say_once(f"{len(plans)} runs: not submitted as a job array: {error.message}")
+            self._say_once(f"{len(plans)} runs were not submitted as a job array: {error.message}")
 
     def _passed(self, live: Live, repeat: int) -> space.Passed:
         """What a run adds to the job, including the variables of its slot."""
@@ -305,7 +331,7 @@ class Controller:
         try:
             run_state.cancel_all(cancelled)
         except DeploykitError as error:
-            self._say_once(f"{len(cancelled)} runs could not be cancelled: {error.message}")
+            self._say_once(f"could not cancel {len(cancelled)} runs: {error.message}")
         return left
 
     def _say_once(self, text: str) -> None:

@@ -38,8 +38,8 @@ class SweepFile(NamedTuple):
 def read(path: Path, overrides: Overrides = ()) -> SweepFile:
     """Read a sweep file. Raises NotFound, or JobFileError with every problem."""
     if not path.exists():
-        hint = "name one, or search a grid: --grid lr=0.1,0.01 --metric loss"
-        raise NotFound(f"the sweep file {path} does not exist", hint=hint)
+        hint = "name a sweep file, or search a grid with --grid lr=0.1,0.01 --metric loss"
+        raise NotFound(f"sweep file {path} not found", hint=hint)
     draft = jobfile.override(Draft(path, *jobfile.parse(path)), overrides)
     return _load(path, draft.data, draft.lines, path.absolute().parent)
 
@@ -54,8 +54,8 @@ def from_grid(grids: Sequence[str], keys: Overrides = ()) -> SweepFile:
         name, equals, values = grid.partition("=")
         if not equals or not name or name in parameters:
             raise UsageError(
-                f"--grid {grid}: expected NAME=VALUE,VALUE, with each name only once",
-                hint="for example --grid lr=0.1,0.01",
+                f"--grid {grid}: expected NAME=VALUE,VALUE, each name only once",
+                hint="for example, --grid lr=0.1,0.01",
             )
         parameters[name] = {"choice": [Plain(value) for value in values.split(",")]}
     source = Path("command line")
@@ -103,7 +103,7 @@ def _texts(value: Any) -> Any:
 
 def _check(sweep: Sweep) -> Iterator[Problem]:
     if not sweep.parameters:
-        yield Problem("parameters", "is empty", "for example {lr: {range: [1e-4, 1e-1]}}")
+        yield Problem("parameters", "is empty", "for example, {lr: {range: [1e-4, 1e-1]}}")
     for name, one in sweep.parameters.items():
         yield from _check_parameter(f"parameters.{name}", one)
         yield from _check_conditions(name, one, sweep.parameters)
@@ -122,7 +122,7 @@ def _check_parameter(path: str, one: Parameter) -> Iterator[Problem]:
     else:
         yield from _check_range(path, one)
     if one.as_ is not None and (problem := space.form_problem(one.as_)):
-        yield Problem(f"{path}.as", problem, "env:NAME, or --opt.lr={value}")
+        yield Problem(f"{path}.as", problem, "for example, env:NAME or --opt.lr={value}")
 
 
 def _check_choice(path: str, one: Parameter) -> Iterator[Problem]:
@@ -132,7 +132,7 @@ def _check_choice(path: str, one: Parameter) -> Iterator[Problem]:
         yield Problem(f"{path}.choice", message)
     for key in ("log", "int", "step"):
         if getattr(one, key):
-            yield Problem(f"{path}.{key}", "applies to a `range` only", "remove it")
+            yield Problem(f"{path}.{key}", "applies only to a `range`", "remove it")
 
 
 def _check_range(path: str, one: Parameter) -> Iterator[Problem]:
@@ -141,17 +141,17 @@ def _check_range(path: str, one: Parameter) -> Iterator[Problem]:
         yield Problem(f"{path}.range", "expected the lowest and the highest value", "[0.1, 1]")
         return
     if one.log and ends[0] <= 0:
-        yield Problem(f"{path}.range", "must be above 0 with `log`")
+        yield Problem(f"{path}.range", "must be greater than 0 with `log`")
     if one.log and one.step is not None:
         yield Problem(f"{path}.step", "cannot be combined with `log`", "use `choice`")
     numbers = [*(one.range or ()), *([one.step] if one.step else [])]
     if one.int and any(not float(number).is_integer() for number in numbers):
-        yield Problem(path, "must have whole numbers, because of `int`")
+        yield Problem(path, "must use whole numbers with `int`")
     if one.int and max(map(abs, ends)) > _LARGEST:
         yield Problem(f"{path}.range", "is too large for whole numbers")
     width = ends[1] - ends[0]
     if one.step is not None and not 0 < float(one.step) <= width:
-        yield Problem(f"{path}.step", "must be above 0, and within the range")
+        yield Problem(f"{path}.step", "must be greater than 0, and at most the width of the range")
     elif one.step is not None and width / float(one.step) > _MOST_STEPS:
         yield Problem(f"{path}.step", f"divides the range into more than {_MOST_STEPS:,} values")
 
@@ -164,11 +164,12 @@ def _check_conditions(
     for other, value in one.if_.items():
         path = f"parameters.{name}.if.{other}"
         if other not in above:
-            hint = did_you_mean(other, above) or "name a parameter that is listed above it"
+            hint = did_you_mean(other, above) or "use a parameter that is listed above this one"
             yield Problem(path, "is not a parameter listed above this one", hint)
         elif value not in (values := parameters[other].choice or ()):
-            hint = did_you_mean(value, values) or f"one of {', '.join(values) or 'a `choice`'}"
-            yield Problem(path, f"{value!r} is not one of its values", hint)
+            known = f"values: {', '.join(values)}" if values else "a condition requires a `choice`"
+            hint = did_you_mean(value, values) or known
+            yield Problem(path, f"{value!r} is not a value of that parameter", hint)
 
 
 def _check_search(sweep: Sweep) -> Iterator[Problem]:
@@ -179,16 +180,18 @@ def _check_search(sweep: Sweep) -> Iterator[Problem]:
         for name, one in right.items():
             if one.range is not None and not space.grid_size(one):
                 message = "a grid requires a `step` or a `choice`"
-                yield Problem(f"parameters.{name}", message, "or sampler: random")
+                yield Problem(f"parameters.{name}", message, "or use sampler: random")
         # at most so many: fewer where parameters depend on others
         if math.prod(max(1, space.grid_size(one)) for one in right.values()) > _MOST_POINTS:
             message = f"the grid has more than {_MOST_POINTS:,} points"
-            yield Problem("parameters", message, "sampler: random")
+            yield Problem("parameters", message, "use sampler: random")
     elif sweep.trials is None:
-        yield Problem("trials", "is required", "for example trials: 40")
+        yield Problem("trials", "is required", "for example, trials: 40")
     ranges = [one for one in sweep.parameters.values() if one.range and not one.if_]
     if sweep.sampler == "cma-es" and len(ranges) < _LEARNS_FROM_RANGES:
         message = "`cma-es` requires at least two parameters with a `range`"
-        yield Problem("sampler", message, "sampler: tpe")
+        yield Problem("sampler", message, "use sampler: tpe")
     if sweep.pruner == "hyperband" and sweep.max_steps is None:
-        yield Problem("max_steps", "is required for `hyperband`", "the steps of a complete trial")
+        yield Problem(
+            "max_steps", "is required for `hyperband`", "set it to the steps of a complete trial"
+        )

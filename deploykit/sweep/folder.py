@@ -38,6 +38,8 @@ _LONGEST = 30
 _JOURNAL = "journal.log"
 _STOP = "stop"
 _LOCK = "controller"
+_RETRIED = "retried.json"
+"""Numbers of failed trials, each of which gets another trial with its values, after all others."""
 _LOOKS = (0.02, 0.1, 0.2)
 """Seconds to wait for another process that only checks whether the sweep is controlled."""
 
@@ -71,6 +73,24 @@ class SweepRecord:
         """The points of its grid; empty for other samplers."""
         is_grid = self.sweep.sampler == "grid"
         return list(space.points(self.sweep.parameters)) if is_grid else []
+
+    @property
+    def retried(self) -> list[int]:
+        """The failed trials that are tried again, in the order of their new trials."""
+        path = self.folder / _RETRIED
+        return [int(number) for number in read_json(path)] if path.exists() else []
+
+    @property
+    def total(self) -> int:
+        """The number of trials, with those that try a failed one again."""
+        return space.trials(self.sweep) + len(self.retried)
+
+    def retry(self, numbers: Sequence[int]) -> None:
+        """Add a trial for each of these failed ones; the next controller runs them."""
+        new = self.folder / f"{_RETRIED}.new"
+        paths.write(new, json.dumps([*self.retried, *numbers]))
+        new.replace(self.folder / _RETRIED)
+        (self.folder / storage.SWEEP_FINISHED).unlink(missing_ok=True)
 
     @property
     def stopping(self) -> bool:
@@ -115,7 +135,7 @@ def checked_id(text: str) -> str:
     if re.fullmatch(SWEEP.regex, text) is None:
         raise UsageError(f"invalid sweep id {text!r}", hint=SWEEP.meaning)
     if (paths.state() / "sweeps" / text / storage.SWEEP_DEFINITION).exists():
-        hint = f"`deploykit sweep resume {text}` continues it; or choose another id"
+        hint = f"resume it with `deploykit sweep resume {text}`, or choose another id"
         raise UsageError(f"sweep {text} already exists", hint=hint)
     return text
 
@@ -126,6 +146,13 @@ def create(record: SweepRecord) -> None:
     draft = folder / f"{storage.SWEEP_DEFINITION}.new"
     paths.write(draft, json.dumps({**as_data(record), "created": record.created}, indent=2) + "\n")
     draft.replace(folder / storage.SWEEP_DEFINITION)
+
+
+def named(name: str | None) -> SweepRecord | None:
+    """The sweep with exactly this id; None if there is none, or a run has the same id."""
+    if name is None or registry.lookup(name):
+        return None
+    return next((one for one in every() if one.id == name), None)
 
 
 def find(name: str | None) -> SweepRecord:
@@ -144,7 +171,7 @@ def find(name: str | None) -> SweepRecord:
         if name is None or id_.startswith(name):
             raise NotFound(f"sweep {id_} {why}", hint=UPGRADE)
     message = f"no sweep matches {name!r}" if name else "no sweeps yet"
-    hint = "`deploykit sweep list` shows all; `deploykit sweep start` starts one"
+    hint = "`deploykit sweep list` shows all sweeps; `deploykit sweep start` starts one"
     raise NotFound(message, hint=hint)
 
 
@@ -177,7 +204,7 @@ def _read(folder: Path) -> SweepRecord:
         sweep, problems = decode(Sweep, data["sweep"])
         known = {field.name for field in fields(SweepRecord)}
         if set(data) > known or any(one.message == UNKNOWN_KEY for one in problems):
-            raise Malformed(f"was made by a newer deploykit than this one ({__version__})")
+            raise Malformed(f"was created by a newer deploykit than this one ({__version__})")
         if sweep is not None:
             return SweepRecord(**{**data, "sweep": sweep})
     except (LookupError, TypeError):
@@ -199,8 +226,8 @@ def controlling(record: SweepRecord) -> Iterator[None]:
             time.sleep(pause)
         else:
             raise TryAgain(
-                f"another process controls sweep {record.id}",
-                hint=f"`deploykit sweep status {record.id}` shows it",
+                f"another process is controlling sweep {record.id}",
+                hint=f"`deploykit sweep status {record.id}` shows its progress",
             )
         yield
 
@@ -238,8 +265,8 @@ def run_id(sweep: str, number: int, repeat: int | None = None, attempt: int = 0)
 def require_optuna() -> None:
     """Raise BackendUnavailable if Optuna is not installed."""
     if importlib.util.find_spec("optuna") is None:
-        hint = "pip install 'deploykit[sweep]'"
-        raise BackendUnavailable("sweeps need Optuna, which is not installed", hint=hint)
+        hint = "install it with `pip install 'deploykit[sweep]'`"
+        raise BackendUnavailable("sweeps require Optuna, which is not installed", hint=hint)
 
 
 def study(record: SweepRecord) -> Study:
@@ -283,7 +310,7 @@ def _open(record: SweepRecord, lock: Any) -> Study:
         raise NotFound(
             f"{record.journal} is not a journal that Optuna {optuna.__version__} can read: "
             f"{type(e).__name__}: {e}",
-            hint="its runs are in `deploykit list`; start a new sweep",
+            hint="start a new sweep; `deploykit list` still shows this one's runs",
         ) from e
 
 

@@ -16,20 +16,20 @@ NUMBER = Pattern(
 PARAMETER = Pattern(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}", "a name such as lr or optimizer.momentum")
 SWEEP = Pattern(
     r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,29}",
-    "letters, digits and single inner hyphens, at most 30 characters",
+    "up to 30 letters and digits, with single hyphens between them",
 )
 Number = Annotated[str, NUMBER]
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter to search: its values, and how they are passed to the script."""
+    """A parameter to search: its values, and how to pass them to the script."""
 
     choice: Annotated[
         tuple[str, ...] | None, Help("Values to choose from, passed as written.", "[sgd, adamw]")
     ] = None
     range: Annotated[
-        tuple[Number, ...] | None, Help("The lowest and the highest value.", "[1e-4, 1e-1]")
+        tuple[Number, ...] | None, Help("Lowest and highest value.", "[1e-4, 1e-1]")
     ] = None
     log: Annotated[bool, Help("Search the range on a logarithmic scale.")] = False
     int: Annotated[bool, Help("Whole numbers only.")] = False
@@ -39,7 +39,7 @@ class Parameter:
     as_: Annotated[
         str | None,
         Help(
-            "How it is passed to the script: `env:NAME`, or arguments that contain `{value}`. "
+            "How to pass the value to the script: `env:NAME`, or arguments that contain `{value}`. "
             "Default: `--NAME {value}`.",
             "--opt.lr={value}",
         ),
@@ -47,7 +47,10 @@ class Parameter:
     ] = None
     if_: Annotated[
         Mapping[Annotated[str, PARAMETER], str],
-        Help("Use it only if parameters listed above it have these values.", "{optimizer: sgd}"),
+        Help(
+            "Use this parameter only if parameters listed above it have these values.",
+            "{optimizer: sgd}",
+        ),
     ] = field(default_factory=dict)
 
 
@@ -62,7 +65,7 @@ class Objective:
         Literal["minimize", "maximize"], Help("Whether lower or higher is better.")
     ] = "minimize"
     value: Annotated[
-        Literal["last", "best"], Help("Which value of a trial counts, the last or the best.")
+        Literal["last", "best"], Help("Which value of a trial counts: the last or the best.")
     ] = "last"
 
 
@@ -75,9 +78,7 @@ class Sweep:
         Help("The parameters to search.", "{lr: {range: [1e-4, 1e-1], log: true}}"),
     ]
     objective: Annotated[Objective, Help("The metric to optimize.", "{metric: loss}")]
-    name: Annotated[str | None, Help("Name of the sweep. Default: the name of its job."), SWEEP] = (
-        None
-    )
+    name: Annotated[str | None, Help("Name of the sweep. Default: the job's name."), SWEEP] = None
     job: Annotated[
         str, Help("The job file or script of each trial, relative to the sweep file."), NOT_EMPTY
     ] = "job.yaml"
@@ -86,14 +87,14 @@ class Sweep:
         Help("Number of trials. Default for `grid`: all points.", "40"),
         Bounds(1, 100_000),
     ] = None
-    parallel: Annotated[int, Help("Number of runs at a time."), Bounds(1, 10_000)] = 1
+    parallel: Annotated[int, Help("Maximum number of runs at a time."), Bounds(1, 10_000)] = 1
     sampler: Annotated[
         Literal["grid", "random", "sobol", "tpe", "cma-es"],
         Help("How the next values are chosen; `tpe` and `cma-es` learn from earlier trials."),
     ] = "tpe"
     pruner: Annotated[
         Literal["none", "asha", "hyperband", "median"],
-        Help("How to stop trials that do worse than earlier ones at the same step."),
+        Help("How trials that do worse than earlier ones at the same step are stopped early."),
     ] = "none"
     min_steps: Annotated[
         int,
@@ -113,7 +114,7 @@ class Sweep:
     seed: Annotated[int, Help("Seed of the sampler."), Bounds(0, 2**31 - 1)] = 0
     retries: Annotated[
         int,
-        Help("How often to restart a run that failed because of the machines, not the script."),
+        Help("How often to restart a run that failed because of the machine, not the script."),
         Bounds(0, 100),
     ] = 2
     repeat: Annotated[
@@ -122,7 +123,9 @@ class Sweep:
         Bounds(1, 1000),
     ] = 1
     repeat_as: Annotated[
-        str, Help("How the seed of a repeated run is passed to the script, like `as`."), NOT_EMPTY
+        str,
+        Help("How to pass the seed of a repeated run to the script, in the same form as `as`."),
+        NOT_EMPTY,
     ] = "--seed {value}"
     max_cost: Annotated[
         str | None,

@@ -131,7 +131,7 @@ def form_problem(form: str) -> str | None:
     try:
         words = shlex.split(form)
     except ValueError:
-        return "a quote is not closed"
+        return "contains an unclosed quote"
     return None if any(_PLACE in word for word in words) else f"must contain {_PLACE}"
 
 

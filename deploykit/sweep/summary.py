@@ -12,14 +12,16 @@ from typing import Any, NamedTuple
 from optuna.trial import FrozenTrial, TrialState
 
 from deploykit.cost.money import Money, cents
-from deploykit.run import registry
+from deploykit.job.model import Notify
+from deploykit.lib import shell, units
+from deploykit.observe.receivers import Sent
+from deploykit.run import notify, registry
 from deploykit.run import state as run_state
 from deploykit.run.registry import Run
 from deploykit.sweep import (
     controller,
     folder,
     samplers,
-    space,
     trial_job,
     trials,
 )
@@ -107,6 +109,8 @@ class SweepSummary:
     cost: Money | None
     """Cost of all runs so far; None if nothing is billed or known."""
     capped: bool = False
+    halted: str = ""
+    """Why it stopped itself; empty if it did not."""
 
     @property
     def state(self) -> str:
@@ -161,6 +165,7 @@ class SweepSummary:
         return {
             "sweep": self.record.id,
             "state": self.state,
+            "reason": self.halted,
             "backend": self.record.backend,
             "metric": sweep.objective.metric,
             "direction": sweep.objective.direction,
@@ -194,10 +199,41 @@ def of(record: SweepRecord) -> SweepSummary:
         record,
         summaries,
         record.is_controlled(),
-        space.trials(record.sweep),
+        record.total,
         trial_job.sum_of(one.cost for one in summaries if one.cost is not None),
         bool(study and study.user_attrs.get(controller.CAPPED)),
+        str((study and study.user_attrs.get(controller.HALTED)) or ""),
     )
+
+
+def notify_end(record: SweepRecord, receivers: Notify) -> list[Sent]:
+    """Send a message to receivers that want it, if a sweep has ended by itself.
+
+    Each end is sent once: more trials, such as those of `rerun --failed`, have an end of their own.
+    """
+    sweep = of(record)
+    event = "succeeded" if sweep.best else "failed"
+    if event not in receivers.events or (sweep.state == "stopped" and not sweep.halted):
+        return []
+    counts = ", ".join(f"{count} {state}" for state, count in sweep.counts.items())
+    facts = [sweep.halted, f"{counts} of {units.plural(sweep.total, 'trial')}"]
+    if sweep.best:
+        values = ", ".join(f"{name}={value}" for name, value in sweep.best.values.items())
+        facts.append(
+            f"best {record.sweep.objective.metric} {sweep.best.value:g} "
+            f"in trial {sweep.best.number} ({values})"
+        )
+    message = notify.message(
+        event,
+        run=record.id,
+        state=sweep.state,
+        seconds=round(registry.now() - record.created, 1),
+        cost=sweep.cost and str(sweep.cost),
+        cause="; ".join(filter(None, facts)),
+        next=shell.command("deploykit", "sweep", "status", record.id),
+    )
+    key = f"ended-{sweep.total}-{len(sweep.trials)}"
+    return notify.send(record.folder, key, receivers, message)
 
 
 def _trial(record: SweepRecord, trial: FrozenTrial, rows: Sequence[Run]) -> TrialSummary:

@@ -25,6 +25,7 @@ from deploykit.job import checks
 from deploykit.job.decode import as_data
 from deploykit.job.file import JobFile
 from deploykit.job.model import Bundle, JobSpec, Plan, Problem, State
+from deploykit.job.spelling import did_you_mean
 from deploykit.lib import paths
 from deploykit.lib.errors import DeploykitError, JobFileError, NotFound
 from deploykit.run import lifecycle, registry
@@ -121,6 +122,7 @@ def plan(base: Base, run: str, passed: Passed, first: str) -> Plan:
         env={**base.job.env, **passed.env},
         output=None if output is None else f"{output.rstrip('/')}/{run}",
         checkpoints=checkpoints,
+        notify=None,  # of the sweep, not of each trial
     )
     return engine.plan(job, base.options, run=run, bundle=base.bundle)
 
@@ -153,7 +155,11 @@ def define(file: SweepFile, request: Request) -> Defined:
         overrides = (*overrides, _with_arguments(source, overrides, request.arguments))
     prepared = lifecycle.prepare(source, overrides, request.backend, None, pack=not request.dry)
     base = Base.of(prepared.plan)
-    problems = [*_cap_problems(file.sweep, base), *_problems_of_trials(file.sweep, base)]
+    problems = [
+        *_cap_problems(file.sweep, base),
+        *_unknown_options(file.sweep, base),
+        *_problems_of_trials(file.sweep, base),
+    ]
     if any(problem.severity == "error" for problem in problems):
         raise JobFileError(str(file.source), problems)
     chosen = request.id
@@ -210,6 +216,26 @@ def keep(defined: Defined) -> None:
     """Store a new sweep and its source, so it can be started, and resumed from any folder."""
     bundle.store(defined.base.bundle)
     folder.create(defined.record)
+
+
+def _unknown_options(sweep: Sweep, base: Base) -> Iterator[Problem]:
+    """Yield parameters that the script refuses, where its source shows all options it has."""
+    script = base.job.entrypoint.script
+    try:
+        text = Path(base.job.source, script or "").read_bytes() if script else b""
+    except OSError:
+        return
+    options = checks.argparse_options(text)
+    if options is None:
+        return
+    for name, one in sweep.parameters.items():
+        added = space.Passed([], {})
+        space.add(added, one.as_ or space.default_form(name), "VALUE")
+        for word in added.arguments:
+            option = word.partition("=")[0]
+            if option.startswith("--") and not any(known.startswith(option) for known in options):
+                hint = did_you_mean(option, options) or f"options: {', '.join(options[1:])}"
+                yield Problem(f"parameters.{name}", f"{script} has no option {option}", hint)
 
 
 def _problems_of_trials(sweep: Sweep, base: Base) -> Iterator[Problem]:
@@ -284,8 +310,12 @@ def _cap_problems(sweep: Sweep, base: Base) -> Iterator[Problem]:
         return
     elif (most := worst(base.job, estimate)) is None:
         message = "cannot be enforced: the cost of a run has no upper bound"
-        yield Problem("max_cost", message, "set a time limit, or max_cost and stop_at_cap")
+        yield Problem("max_cost", message, "set a time limit, or set max_cost and stop_at_cap")
     elif sweep.repeat * most > limit.amount:
         each = money.text(sweep.repeat * most, limit.currency)
-        hint = "raise it, lower the time limit or the restarts, or set stop_at_cap in the job"
-        yield Problem("max_cost", f"{limit} is less than the {each} that one trial may cost", hint)
+        hint = (
+            "raise it, reduce the time limit or number of restarts, or set stop_at_cap in the job"
+        )
+        yield Problem(
+            "max_cost", f"{limit} is less than the {each} that one trial could cost", hint
+        )

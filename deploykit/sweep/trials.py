@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import glob
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_UP, Decimal
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from deploykit.cost.money import Money
+from deploykit.diagnose.cause_rules import TRANSIENT
 from deploykit.diagnose.ranking import Cause
 from deploykit.job.model import State
 from deploykit.job.spelling import did_you_mean
@@ -28,13 +30,6 @@ from deploykit.sweep.folder import SweepRecord, run_id
 from deploykit.sweep.model import Objective
 from deploykit.sweep.space import Values
 
-_LOST = {
-    *("slurm_node_boot_failure", "slurm_node_fail", "slurm_preempted", "slurm_controller_busy"),
-    *("sagemaker_capacity", "gpu_hardware", "fabric_manager", "port_in_use", "dns_failure"),
-    *("net_unreachable", "nccl_init_timeout", "rdzv_timeout", "ib_error"),
-}
-"""Causes that are the machines' fault, so another attempt may succeed."""
-
 
 class Outcome(NamedTuple):
     value: float | None = None
@@ -42,10 +37,12 @@ class Outcome(NamedTuple):
     reason: str = ""
     lost: bool = False
     """Whether the machines were at fault, so another attempt may succeed."""
+    early: str = ""
+    """The line that shows the cause, if the run failed before any step and not by the machines."""
 
 
 def outcome_of(row: Run, objective: Objective) -> Outcome:
-    """Return the outcome of an ended run."""
+    """Return the outcome of a finished run."""
     if row.state == State.SUCCEEDED.value:
         return _value(row, objective)
     if row.state == State.CANCELLED.value:
@@ -53,9 +50,17 @@ def outcome_of(row: Run, objective: Objective) -> Outcome:
     causes: Sequence[Cause] = ()
     with contextlib.suppress(DeploykitError, OSError):
         causes = run_diagnosis.of_run(row).causes
-    cause = causes[0].rule.label if causes else ""  # the most probable
-    reason = ": ".join(filter(None, (cause, row.reason))) or row.state
-    return Outcome(reason=reason, lost=cause in _LOST)
+    rule = causes[0].rule if causes else None  # the most probable
+    reason = ": ".join(filter(None, (rule.label if rule else "", row.reason))) or row.state
+    if rule is None or rule.retry == TRANSIENT:
+        return Outcome(reason=reason, lost=rule is not None)
+    return Outcome(reason=reason, early="" if _has_steps(row) else causes[0].evidence[0].text)
+
+
+def _has_steps(row: Run) -> bool:
+    with contextlib.suppress(DeploykitError, OSError):
+        return any(True for _ in RunMetrics(row).whole())
+    return False
 
 
 def _value(row: Run, objective: Objective) -> Outcome:
@@ -66,7 +71,7 @@ def _value(row: Run, objective: Objective) -> Outcome:
         names = sorted({one.name for one in read.collection.series.values()})
         known = (
             did_you_mean(objective.metric, names)
-            or f"the run has {', '.join(names) or 'no metrics'}"
+            or f"metrics of the run: {', '.join(names) or 'none'}"
         )
         return Outcome(reason=f"metric {objective.metric!r} not found; {known}")
     value = values[-1]
@@ -91,6 +96,7 @@ ATTEMPT, STOPPED, SLOT, PRUNED, REASON = "attempt", "stopped", "slot", "pruned",
 RESULTS, COST, CHARGED = "values", "cost", "charged"
 """Attributes of a trial in the journal. The first three end with the number of the repeat."""
 _DIGITS = Decimal("1e-9")
+_NUMBER = re.compile(r"\d+")
 
 
 @dataclass
@@ -101,7 +107,7 @@ class Live:
     trial: Trial
     values: Values
     results: dict[int, Outcome] = field(default_factory=dict)
-    """Outcomes of its ended runs, by number of the repeat."""
+    """Outcomes of its finished runs, by number of the repeat."""
     reader: RunMetrics | None = None
 
     @property
@@ -164,7 +170,7 @@ class Live:
         """Report the run's new values to the pruner. Return whether to end the run.
 
         Values are reported one by one, since a pruner checks only the last one. The values of an
-        ended run are reported to the end, because later trials are compared with them.
+        finished run are reported to the end, because later trials are compared with them.
         """
         objective = self.record.sweep.objective
         if self.reader is None:
@@ -181,6 +187,20 @@ class Live:
                     self.trial.set_user_attr(PRUNED, step)
                     return True
         return False
+
+    @property
+    def early_failure(self) -> tuple[str, str] | None:
+        """The line that shows why its runs failed before any step, as it is and without its values.
+
+        None if a run made a step, or failed because of the machines.
+        """
+        line = next(iter(self.results.values())).early
+        if not line or not all(one.early for one in self.results.values()):
+            return None
+        kind = line
+        for value in sorted(self.values.values(), key=len, reverse=True):
+            kind = kind.replace(value, "VALUE")
+        return line, _NUMBER.sub("0", kind)
 
     def keep_cost(self, known: Money | None, charged: Decimal) -> None:
         """Record the known cost of its runs, and how much of the cap they have used.
@@ -212,11 +232,24 @@ class Live:
 def begin(record: SweepRecord, study: Study, number: int) -> Live:
     """Begin a new trial with values from the sampler."""
     study.sampler = samplers.sampler(record.sweep, number)
-    point = samplers.point(record.sweep, record.points, number)
+    point = _retried(record, study, number)
+    if point is None:
+        point = samplers.point(record.sweep, record.points, number)
     if point is not None and not study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
         study.enqueue_trial(point)
     trial = study.ask()
     return Live(record, trial, samplers.suggest(record.sweep, trial))
+
+
+def _retried(record: SweepRecord, study: Study, number: int) -> dict[str, Any] | None:
+    """The values of the failed trial that trial `number` tries again; None for any other."""
+    place = number - space.trials(record.sweep)
+    if place < 0:
+        return None
+    (failed,) = (
+        trial for trial in study.get_trials(deepcopy=False) if trial.number == record.retried[place]
+    )
+    return dict(failed.params)
 
 
 def unfinished(record: SweepRecord, study: Study) -> list[Live]:

@@ -63,8 +63,8 @@ class Bucket:
             import botocore.config
         except ImportError:
             raise BucketError(
-                f"{location} needs boto3, which this node's Python does not have. Add boto3 to the "
-                "environment of the job, or to requirements.txt."
+                f"{location} requires boto3, which is not installed on this node. Add boto3 to the "
+                "job's environment, or to requirements.txt."
             ) from None
         name, _, prefix = location.removeprefix("s3://").partition("/")
         self.location = f"s3://{name}/{prefix.rstrip('/')}".rstrip("/")
@@ -108,20 +108,23 @@ class Bucket:
 
     def download(
         self,
-        entries: Iterable[Entry],
+        entries: Sequence[Entry],
         folder: Path,
         done: Callable[[int], None] = lambda _: None,
+        path_of: Callable[[Entry], str] = lambda entry: entry.name,
     ) -> None:
-        """Copy objects into `folder`; each gets its name there once it is complete.
+        """Copy objects into `folder`; each gets its path there once it is complete.
 
         `done` receives the bytes that arrived, from several threads.
         """
-        with self._errors("downloaded"), self._transfers(done) as (manager, subscribers):
+        with self._errors("downloaded"), self._transfers() as (manager, transfer):
             pending = []
-            for entry in entries:
-                path = folder / entry.name
-                path.parent.mkdir(parents=True, exist_ok=True)
+            paths = [folder / path_of(entry) for entry in entries]
+            for parent in {path.parent for path in paths}:
+                parent.mkdir(parents=True, exist_ok=True)
+            for entry, path in zip(entries, paths, strict=True):
                 key = self._prefix + entry.name
+                subscribers = [transfer(done, entry)]
                 future = manager.download(self._bucket, key, str(path), subscribers=subscribers)
                 pending.append((entry, path, future))
             for entry, path, future in pending:
@@ -129,7 +132,7 @@ class Bucket:
                     future.result()
                 if path.stat().st_size != entry.size:
                     path.unlink()
-                    raise BucketError(f"{self.location}/{entry.name} changed while it was copied.")
+                    raise BucketError(f"{self.location}/{entry.name} changed while being copied.")
 
     def upload(
         self,
@@ -138,9 +141,10 @@ class Bucket:
     ) -> None:
         """Copy files to names below the prefix, with a checksum that S3 verifies."""
         extra = {"ChecksumAlgorithm": "CRC32"}
-        with self._errors("uploaded"), self._transfers(done) as (manager, subscribers):
+        with self._errors("uploaded"), self._transfers() as (manager, transfer):
+            watching = [transfer(done)]
             pending = [
-                manager.upload(str(path), self._bucket, self._prefix + name, extra, subscribers)
+                manager.upload(str(path), self._bucket, self._prefix + name, extra, watching)
                 for path, name in files
             ]
             for future in pending:
@@ -157,20 +161,31 @@ class Bucket:
                 for refused in answer.get("Errors", ()):
                     why = refused.get("Message") or refused.get("Code")
                     raise BucketError(
-                        f"s3://{self._bucket}/{refused['Key']} was not deleted: {why}"
+                        f"s3://{self._bucket}/{refused['Key']} could not be deleted: {why}"
                     )
 
     @contextmanager
-    def _transfers(self, done: Callable[[int], None]) -> Iterator[tuple[Any, list[Any]]]:
+    def _transfers(self) -> Iterator[tuple[Any, Callable[..., Any]]]:
+        """The transfer manager, and the subscriber of a transfer: what it calls, and its object."""
         from boto3.s3 import transfer
 
-        class Progress(transfer.BaseSubscriber):  # type: ignore[misc] # boto3 has no types
+        class Transfer(transfer.BaseSubscriber):  # type: ignore[misc] # boto3 has no types
+            def __init__(self, done: Callable[[int], None], known: Entry | None = None) -> None:
+                self.done, self.known = done, known
+
+            def on_queued(self, future: Any, **_: Any) -> None:
+                """Spare s3transfer the request for what the listing has told."""
+                if self.known and self.known.etag:
+                    future.meta.provide_transfer_size(self.known.size)
+                    if hasattr(future.meta, "provide_object_etag"):  # since boto3 1.37
+                        future.meta.provide_object_etag(f'"{self.known.etag}"')
+
             def on_progress(self, bytes_transferred: int, **_: Any) -> None:
-                done(bytes_transferred)
+                self.done(bytes_transferred)
 
         config = transfer.TransferConfig(max_concurrency=_AT_ONCE)
         with transfer.create_transfer_manager(self._client, config) as manager:
-            yield manager, [Progress()]
+            yield manager, Transfer
 
     @contextmanager
     def _errors(self, action: str, name: str = "") -> Iterator[None]:
@@ -182,9 +197,10 @@ class Bucket:
             botocore.exceptions.ClientError,
             boto3.exceptions.Boto3Error,
         )
+        place = self.location + name
         try:
             yield
         except OSError as error:
-            raise BucketError(f"{self.location}{name} was not {action}: {reason(error)}") from error
+            raise BucketError(f"{place} could not be {action}: {reason(error)}") from error
         except failures as error:
-            raise BucketError(f"{self.location}{name} was not {action}: {error}") from error
+            raise BucketError(f"{place} could not be {action}: {error}") from error

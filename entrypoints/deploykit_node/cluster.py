@@ -150,7 +150,7 @@ def sagemaker_hosts(env: Environ) -> tuple[str, ...]:
     except (KeyError, ValueError, TypeError):
         raise BadEnvironment(
             f"SM_HOSTS must be a JSON list of host names, but is {env.get('SM_HOSTS')!r}. "
-            "SageMaker's training toolkit sets it: start the job through it."
+            "SageMaker's training toolkit sets this variable: start the job with the toolkit."
         ) from None
 
 
@@ -190,7 +190,7 @@ def _launcher(env: Environ) -> str:
             return name
     raise BadEnvironment(
         f"The job was planned for {backend}, but {next(iter(NODES[backend].values()))} is not set "
-        f"here. Start it through {backend}, or submit it again with --backend local."
+        f"here. Start the job through {backend}, or submit it again with --backend local."
     )
 
 
@@ -208,13 +208,13 @@ def _slurm(env: Environ) -> Cluster:
     tasks = _number(env, names["tasks"]) if env.get(names["tasks"]) else len(hosts)
     if len(hosts) > 1 and names["step"] not in env:
         raise BadEnvironment(
-            f"The Slurm job has {len(hosts)} nodes, but launch.py was started by its batch script, "
-            "which runs on one. Start launch.py with srun --ntasks-per-node=1."
+            f"The Slurm job has {len(hosts)} nodes, but its batch script started launch.py on only "
+            "one of them. Start launch.py with srun --ntasks-per-node=1."
         )
     if tasks != len(hosts):
         raise BadEnvironment(
-            f"Slurm started {tasks} launchers on {len(hosts)} nodes. It must start one per node, "
-            "because each launcher starts all ranks of its node. Use srun --ntasks-per-node=1."
+            f"Slurm started {tasks} launchers on {len(hosts)} nodes instead of one per node. Each "
+            "launcher starts all ranks on its node: use srun --ntasks-per-node=1."
         )
     return Cluster("slurm", _number(env, names["node"]), tuple(hosts))
 
@@ -241,7 +241,7 @@ def _number(env: Environ, variable: str) -> int:
         state = "is not set" if text is None else f"is {text[:60]!r}"
         raise BadEnvironment(
             f"The launcher's environment is incomplete: {variable} {state}; it must be a number. "
-            "Set it, or unset that launcher's other variables."
+            "Set it, or unset the launcher's other variables."
         )
     return int(text)
 
@@ -253,6 +253,6 @@ def _range(text: str) -> list[str]:
         match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)
         span = range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
         if not match or len(numbers) + len(span) > _MOST:
-            raise BadEnvironment(f"[{text[:60]}] in a node list is not a range of numbers.")
+            raise BadEnvironment(f"[{text[:60]}] in the node list is not a range of numbers.")
         numbers += [f"{number:0{len(match[1])}d}" for number in span]
     return numbers

@@ -11,7 +11,7 @@ from typing import Any
 
 from deploykit_node.cluster import BadCommand, BadEnvironment, Cluster, Environ, Rank
 
-USAGE = "Expected: launch.py torchrun --nnodes=N --nproc-per-node=N -- train.py ARGUMENTS"
+USAGE = "Usage: launch.py torchrun --nnodes=N --nproc-per-node=N -- train.py ARGUMENTS"
 PIECE = "deploykit_argv_"
 """Prefix of SageMaker hyperparameters, numbered from 0, that hold the command as JSON in pieces."""
 
@@ -36,7 +36,7 @@ class Command:
         if not least <= len(here.hosts) <= most:
             wanted = f"{least} to {most}" if least < most else least
             raise BadEnvironment(
-                f"The command asks for {wanted} node(s), but {here.launcher} gives this job "
+                f"The command asks for {wanted} node(s), but {here.launcher} started the job on "
                 f"{len(here.hosts)}: {', '.join(here.hosts)}. Make the two numbers equal."
             )
 
@@ -50,7 +50,7 @@ class Command:
         text = self._size()[0] or "1"
         low, _, high = text.partition(":")
         if not (low.isdecimal() and (high or low).isdecimal()):
-            raise BadCommand(f"--nnodes={text} is not a number of nodes. {USAGE}")
+            raise BadCommand(f"--nnodes={text} must be a number or a range MIN:MAX. {USAGE}")
         return int(low), int(high or low)
 
     def with_nodes(self, count: int) -> Command:
@@ -70,8 +70,8 @@ class Command:
             raise BadEnvironment(
                 f"The job asks for {nodes} node(s) x {processes} processes = "
                 f"{int(nodes) * int(processes)} ranks, but {rank.launcher} started "
-                f"{rank.world_size}: training would be silently wrong. Check the number of nodes "
-                "and of processes."
+                f"{rank.world_size}: training would be silently wrong. Check the numbers of nodes "
+                "and processes."
             )
 
     def processes(self) -> int:
@@ -130,8 +130,8 @@ def _from_hyperparameters(env: Environ) -> list[str]:
         words = json.loads("".join(hyperparameters[f"{PIECE}{at}"] for at in range(count)))
     except (KeyError, TypeError, ValueError) as error:
         raise BadCommand(
-            f"The hyperparameters {PIECE}0, {PIECE}1, ... contain no command ({error!r}). "
-            "Submit the job with deploykit, which writes them."
+            f"The hyperparameters {PIECE}0, {PIECE}1, ... contain no valid command ({error!r}). "
+            "Submit the job with deploykit, which sets them."
         ) from None
     return [str(word) for word in words]
 

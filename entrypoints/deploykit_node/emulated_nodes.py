@@ -71,7 +71,7 @@ def _end_orphans() -> None:
         time.sleep(0.05)  # a helper of its own, such as a worker that loads data, is about to exit
     left = processes.children(os.getpid())
     names = (f"{state.name} ({pid})" for pid in left if (state := processes.stat(pid)))
-    print("deploykit: still running at the end, and stopped:", ", ".join(names), file=sys.stderr)
+    print("deploykit: stopped processes left running:", ", ".join(names), file=sys.stderr)
     signalled: set[int] = set()
     begun = time.monotonic()
     while _children_remain() and (waited := time.monotonic() - begun) < 2 * _ORPHANS_GRACE:

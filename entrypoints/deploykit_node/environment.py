@@ -23,6 +23,9 @@ Environ = dict[str, str]
 SECRETS = "DEPLOYKIT_SECRETS"
 """JSON object from a variable's name to its reference."""
 
+NOTIFY = "DEPLOYKIT_NOTIFY"
+"""JSON: `notify` of the job file, without the receivers that only the control plane reaches."""
+
 _PREFIX = "secret"
 
 
@@ -37,6 +40,7 @@ def prepare(env: Environ) -> Environ:
     env.update(user_settings)
     env.update(secrets(env))
     env.pop(SECRETS, None)
+    env.pop(NOTIFY, None)
     for name in ("DEPLOYKIT_OUTPUT_DIR", "DEPLOYKIT_CHECKPOINT_DIR"):
         _make_folder(name, env.get(name, ""))
     return user_settings
@@ -49,8 +53,8 @@ def _make_folder(name: str, location: str) -> None:
         records.make_folder(Path(location))
     except OSError as error:
         raise BadEnvironment(
-            f"{name} is {location}, and this folder cannot be created here ({error.strerror}). "
-            "Choose a location in the job file that this node can write to."
+            f"{name} is {location}, but this folder cannot be created here ({error.strerror}). "
+            "In the job file, choose a location that this node can write to."
         ) from None
 
 
@@ -76,7 +80,7 @@ def secrets(env: Environ) -> dict[str, str]:
     values, failures = {}, []
     for variable, reference in json.loads(env.get(SECRETS) or "{}").items():
         try:
-            values[variable] = _value(reference, env)
+            values[variable] = resolve(reference, env)
         except Unresolved as error:
             failures.append(f"{variable} ({reference}): {error}")
     if failures:
@@ -84,11 +88,12 @@ def secrets(env: Environ) -> dict[str, str]:
     return values
 
 
-def _value(reference: str, env: Environ) -> str:
+def resolve(reference: str, env: Environ) -> str:
+    """The value of a reference, ``secret:KIND:NAME``. Raises Unresolved."""
     prefix, kind, name = (*reference.split(":", 2), "", "")[:3]
     readers = {"env": _variable, "file": _file, "ssm": _ssm, "secretsmanager": _secretsmanager}
     if prefix != _PREFIX or kind not in readers or not name:
-        raise Unresolved(f"write it as secret:KIND:NAME, with KIND one of {', '.join(readers)}.")
+        raise Unresolved(f"write secret:KIND:NAME, where KIND is one of {', '.join(readers)}.")
     value = readers[kind](name, env)
     if "\0" in value:
         raise Unresolved("the value contains a NUL byte, which environment variables cannot hold.")
@@ -147,7 +152,7 @@ def codeartifact_token(domain: str, owner: str, region: str) -> str:
         actions = "codeartifact:GetAuthorizationToken and sts:GetServiceBearerToken"
         return _aws("codeartifact", actions, fetch, {"AWS_REGION": region})
     except Unresolved as error:
-        raise BadEnvironment(f"CodeArtifact's domain {domain} cannot be used: {error}") from None
+        raise BadEnvironment(f"The CodeArtifact domain {domain} cannot be used: {error}") from None
 
 
 def _aws(service: str, action: str, fetch: Callable[[Any], str], env: Environ) -> str:
@@ -162,6 +167,6 @@ def _aws(service: str, action: str, fetch: Callable[[Any], str], env: Environ) -
         return fetch(boto3.client(service, region_name=region))
     except ClientError as error:
         code = error.response["Error"]["Code"]
-        raise Unresolved(f"AWS returned {code}; the node's role needs {action} on it.") from None
+        raise Unresolved(f"AWS returned {code}; the node's role requires {action}.") from None
     except BotoCoreError as error:
         raise Unresolved(f"the request to AWS failed: {error}") from None

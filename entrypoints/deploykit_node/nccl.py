@@ -60,9 +60,9 @@ def choose(here: Machine, env: Environ, kept: Mapping[str, str]) -> list[Setting
     if env.get(VARIABLE):
         wanted += _debug(folder)
     elif here.gpus:
-        wanted.append(Setting("NCCL_DEBUG", "WARN", "NCCL logs errors only"))
+        wanted.append(Setting("NCCL_DEBUG", "WARN", "log errors only"))
     if here.efa:
-        why = "with huge pages, forking data loader workers fails: Cannot allocate memory"
+        why = "with huge pages, forking data loader workers can fail"
         wanted.append(Setting("FI_EFA_USE_HUGE_PAGE", "0", why))
     return [setting for setting in wanted if setting.name not in kept]
 
@@ -73,22 +73,22 @@ def _recorder(here: Machine, folder: Path | None) -> Iterator[Setting]:
     size = "TORCH_FR_BUFFER_SIZE" if new else "TORCH_NCCL_TRACE_BUFFER_SIZE"
     path = "TORCH_FR_DUMP_TEMP_FILE" if new else "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
     yield Setting(size, _RECORDS, "keep the last collectives of each rank in memory")
-    yield Setting("TORCH_NCCL_DUMP_ON_TIMEOUT", "1", "write them to a file when one times out")
+    yield Setting("TORCH_NCCL_DUMP_ON_TIMEOUT", "1", "write these to a file on a timeout")
     if folder is not None:
         yield Setting(path, f"{folder}/fr_", "one file per rank, for `torchfrtrace`")
 
 
 def _debug(folder: Path | None) -> Iterator[Setting]:
     """What `submit --debug` adds."""
-    yield Setting("NCCL_DEBUG", "INFO", "NCCL logs its choices")
-    why = "of interfaces, connections and variables, not each operation"
+    yield Setting("NCCL_DEBUG", "INFO", "log NCCL's choices")
+    why = "log interfaces, connections and variables, but not each operation"
     yield Setting("NCCL_DEBUG_SUBSYS", "INIT,BOOTSTRAP,NET,ENV", why)
     if folder is not None:
         why = "one file per process (%h: host, %p: process)"
         yield Setting("NCCL_DEBUG_FILE", f"{folder}/nccl.%h.%p.log", why)
-    yield Setting("TORCH_CPP_LOG_LEVEL", "INFO", "c10d logs how the ranks connect")
-    yield Setting("TORCH_DISTRIBUTED_DEBUG", "INFO", "c10d logs the members of each group")
-    yield Setting("LOGLEVEL", "INFO", "torchrun's agent logs its steps")
+    yield Setting("TORCH_CPP_LOG_LEVEL", "INFO", "log how the ranks connect (c10d)")
+    yield Setting("TORCH_DISTRIBUTED_DEBUG", "INFO", "log the members of each process group (c10d)")
+    yield Setting("LOGLEVEL", "INFO", "log the steps of torchrun's agent")
 
 
 def set_variables(env: dict[str, str], kept: Mapping[str, str], number: int) -> None:

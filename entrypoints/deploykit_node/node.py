@@ -41,7 +41,7 @@ from deploykit_node.environment import Environ
 from deploykit_node.network import addresses, gathering, interfaces, rendezvous
 from deploykit_node.observe import hooks, nsys, stall, usage
 from deploykit_node.records import STOPPED, NodeExit
-from deploykit_node.restart import cap, checkpoint_keeper, membership
+from deploykit_node.restart import cap, checkpoint_keeper, decision, membership
 from deploykit_node.restart.attempt import Attempt
 
 
@@ -95,6 +95,8 @@ def _run_node(argv: Sequence[str], env: Environ) -> int:
         records.record_node(env, number, end)
     else:
         attempt.record(end)
+        if not elastic:  # another node may still train
+            attempt.notify_end(end)
     if elastic:
         membership.end_job(env, end.code)
     return end.code
@@ -157,7 +159,11 @@ def _run_group(
                 argv = [*torchrun, *meeting.options(), "--no-python", "--", *one]
                 code = supervisor.run(argv, env, ranks, options, meeting.held)
         end = _node_exit(code, env, ranks, attempt.stop_signal)
-        return end._replace(ranks=records.codes(ranks))
+        last = decision.last(env)
+        if end.code and last and not last["restart"]:
+            end = end._replace(reason=f"{end.reason}; {last['why']}")
+        root = attempt.root(ranks) if end.code else None
+        return end._replace(ranks=records.codes(ranks), root=root)
     finally:
         shutil.rmtree(ranks, ignore_errors=True)
 
@@ -181,10 +187,11 @@ def _supervision(
     def look() -> int | None:
         watch.look()
         recorder.look()
+        attempt.notifier.look(here)
         return change() if change else None
 
     every = min(watch.every, membership.EVERY) if change else watch.every
-    return replace(options, look=look, look_every=every)
+    return replace(options, look=look, look_every=every, before_stop=watch.stop)
 
 
 def _plain_variables(meeting: rendezvous.Rendezvous) -> dict[str, str]:
@@ -227,12 +234,13 @@ def _node_exit(returncode: int, env: Environ, ranks: Path, stop: int | None) -> 
         return NodeExit(first["exit_code"], reason, first["rank"], first["stopped"])
     vanished = sorted(records.living(ranks))
     if vanished and returncode > 0:
-        return NodeExit(137, f"rank {vanished[0]} disappeared, as after SIGKILL", vanished[0])
+        reason = f"rank {vanished[0]} disappeared, as if killed by SIGKILL"
+        return NodeExit(137, reason, vanished[0])
     if stop is not None and not vanished:
         reason = f"{signals.name(stop)} arrived before any rank had started"
         return NodeExit(signals.shell_code(-stop), reason, stopped=True)
     code = signals.shell_code(returncode)
-    return NodeExit(code, f"torchrun {records.how(code)}, and no rank had failed")
+    return NodeExit(code, f"torchrun {records.how(code)}, but no rank had failed")
 
 
 def _connect(words: Command, env: Environ, here: cluster.Cluster) -> rendezvous.Rendezvous:
@@ -277,7 +285,7 @@ def _check_torch() -> None:
     if importlib.util.find_spec("torch") is None:
         raise BadEnvironment(
             f"PyTorch is not installed for {sys.executable} on this node. "
-            "Install it there, or choose the Python of an environment that has it."
+            "Install it, or choose a Python environment that contains it."
         )
 
 
@@ -327,7 +335,7 @@ def _check_master(env: Environ, this_rank: cluster.Rank) -> None:
     if missing:
         raise BadEnvironment(
             f"{this_rank.launcher} started this rank without {' and '.join(missing)}, so the ranks "
-            "cannot find each other. Pass them on, as in: mpirun -x MASTER_ADDR=HOST -x "
+            "cannot find each other. Pass them on, for example: mpirun -x MASTER_ADDR=HOST -x "
             "MASTER_PORT=29500"
         )
 

@@ -93,7 +93,7 @@ class Outputs:
         if copied:
             self._say(f"outputs collected: {_named(copied)}")
         elif self.patterns and not files:
-            self._say(f"outputs: the program wrote no file that matches {self.patterns}")
+            self._say(f"outputs: the program wrote no file matching {self.patterns}")
 
     @property
     def is_due(self) -> bool:
@@ -148,7 +148,7 @@ class Outputs:
         if self._kept != self._all_kept and _same(self._all_kept / file.path, file):
             return False  # it was brought back from the first machine
         if is_cut_off(source):
-            self._say(f"outputs: {file.path!a} is not complete, so an earlier copy is kept")
+            self._say(f"outputs: {file.path!a} is incomplete, so the earlier copy is kept")
             return False
         return self._copy(source, target, file) and (
             _link(target, kept) or self._copy(source, kept, file)
@@ -353,8 +353,8 @@ def say_written(env: Environ, folder: Path, node: int, *, named: bool) -> None:
     """Log what was written into a working folder that is lost when the container ends."""
     listed = _summary(folder, new_files(folder, env)) if env.get("DEPLOYKIT_RUN") else None
     if listed and listed["count"]:
-        hint = "" if named else "; to keep them, name them in `outputs` of the job file"
-        log.say(node, f"written in the working folder: {_text(listed)}{hint}")
+        hint = "" if named else "; to keep them, list them under `outputs` in the job file"
+        log.say(node, f"written to the working folder: {_text(listed)}{hint}")
 
 
 def _named(listed: Iterable[File]) -> str:

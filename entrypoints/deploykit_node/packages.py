@@ -5,9 +5,10 @@ The launcher's command begins with ``environment`` and what to make, as JSON:
     {"project": "."}         the folder of pyproject.toml and uv.lock, in the source
     {"script": "train.py"}   a script with a ``# /// script`` block (PEP 723)
 
-and beside it ``python``, the versions of Python that the script accepts; ``indexes``, the package
-indexes that it names; ``keep``, packages of the Python that starts the launcher which stay as they
-are; and ``uv``, what pip installs on a node without uv.
+and beside it ``options``, which name the project's extras and groups for uv; ``python``, the
+versions of Python that the script accepts; ``indexes``, the package indexes that it names;
+``keep``, packages of the Python that starts the launcher which stay as they are; and ``uv``, what
+pip installs on a node without uv.
 
 uv writes the lock as a pylock.toml for this node, and an environment is made once for each content
 of that file, on the node's own disk. If PyTorch is kept, or the lock has none, the environment
@@ -65,7 +66,7 @@ def prepare(argv: Sequence[str], env: Environ) -> tuple[str | None, list[str]]:
     wanted, rest = command.environment(argv, env)
     if wanted is None:
         return None, rest
-    instead = "set TMPDIR in env of the job file to a folder of your own."
+    instead = "set TMPDIR under env in the job file to a folder of your own."
     folder = records.own_folder(Path(tempfile.gettempdir()), instead)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the other ranks of this node wait here
@@ -114,11 +115,11 @@ class _Making:
         target = self._folder / "environments" / name
         complete, made = target / "complete", target / "bin/python"
         if complete.exists():
-            log.say(self._node, f"environment: the packages of {self._what} are in {target}")
+            log.say(self._node, f"environment: reusing the packages of {self._what} in {target}")
             return str(made)
-        stay = f"; {', '.join(keep)} of {sys.executable} stay" if keep else ""
+        stay = f", and keeping {', '.join(keep)} of {sys.executable}" if keep else ""
         into = f"the packages of {self._what} into {target}"
-        log.say(self._node, f"environment: uv installs {into}{stay}")
+        log.say(self._node, f"environment: installing {into} with uv{stay}")
         self._run("venv", "--clear", "--python", python, str(target))
         self._run("pip", "install", "--python", str(made), "-r", str(lock))
         _put_on_top_of(below, target)
@@ -147,6 +148,7 @@ class _Making:
         script = self._wanted.get("script")
         frozen = not script or (_SOURCE / f"{script}.lock").is_file()
         what = ["--script", str(_SOURCE / script)] if script else ["--no-emit-project"]
+        what += self._wanted.get("options", ())
         pruned = [word for name in keep for word in ("--prune", name)]
         options = [*(["--frozen"] if frozen else []), *what, *pruned, "--no-header"]
         self._run("export", "--format", PYLOCK, *options, "--output-file", str(path))
@@ -188,13 +190,13 @@ class _Making:
         if program or (own / "bin/uv").exists():
             return program or str(own / "bin/uv")
         wanted, new = self._wanted["uv"], self._scratch / "uv"
-        log.say(self._node, f"environment: this node has no uv, and pip installs {wanted}")
+        log.say(self._node, f"environment: uv is not on this node; installing {wanted} with pip")
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(new), wanted]
         if self._call(pip).returncode:
             raise BadEnvironment(
-                f"The environment of {self._what} cannot be made on this node: uv is not on PATH, "
-                f"and `{sys.executable} -m pip install {wanted}` failed. Install uv on the nodes, "
-                "or load its module with environment.modules."
+                f"The environment of {self._what} could not be created on this node: uv is not on "
+                f"PATH, and `{sys.executable} -m pip install {wanted}` failed. Install uv on the "
+                "nodes, or load its module with environment.modules."
             )
         new.rename(own)
         return str(own / "bin/uv")
@@ -207,7 +209,7 @@ class _Making:
             why = f": {errors[0].rstrip('.,:')}" if errors else ""
             step = " ".join(itertools.takewhile(lambda word: not word.startswith("-"), words))
             raise BadEnvironment(
-                f"The environment of {self._what} cannot be made on this node: "
+                f"The environment of {self._what} could not be created on this node: "
                 f"`uv {step}` exited with code {done.returncode}{why}."
             )
         return done.stdout

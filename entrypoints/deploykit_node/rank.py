@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
-    from deploykit_node import cluster
+    from deploykit_node import cluster, records
     from deploykit_node.environment import Environ
 else:
     import _signal as signal  # as `signals` has it
@@ -49,9 +49,22 @@ def run(program: Sequence[str], env: Environ) -> None:
     returncode, stopped = signals.attend(child)
     from deploykit_node import records
 
-    records.record_rank(env, find(env), returncode, stopped=stopped)
+    record = records.record_rank(env, find(env), returncode, stopped=stopped)
+    if records.went_wrong(record):
+        _record_failure(env, record)
     # a non-zero code would make torchrun stop ranks that are still saving, or restart them
     signals.exit_like(0 if returncode == records.STOPPED else returncode)
+
+
+def _record_failure(env: Environ, record: records.RankRecord) -> None:
+    """Record why this rank failed, for the decision whether it starts again."""
+    from pathlib import Path
+
+    from deploykit_node import relay
+    from deploykit_node.restart import decision
+
+    folder = Path(env["DEPLOYKIT_RANK_DIR"])
+    decision.record_failure(env, folder, record, relay.last_output(folder, record["rank"]))
 
 
 def _become(program: Sequence[str], env: Environ) -> NoReturn:

@@ -42,11 +42,24 @@ _RANK_FIELDS = {
     "finished": str,
 }
 """Fields that this module relies on when it reads a record, and their types."""
-_OF_AN_ATTEMPT = ("rank-", "failed-", "gathering-")
+_OF_AN_ATTEMPT = ("rank-", "failed-", "error-", "gathering-")
 """Beginnings of the names that node 0 deletes before another attempt.
 
 ``process-`` is none: the ranks of the next attempt write theirs over them.
 """
+_ERROR_FIELDS = {
+    **dict.fromkeys(("rank", "local_world_size", "attempt"), int),
+    **dict.fromkeys(("stopped", "at_start", "steps"), bool),
+    **dict.fromkeys(("label", "retry", "error", "root", "finished"), str),
+    "step": (int, type(None)),
+}
+_DECISION_FIELDS = {
+    **dict.fromkeys(("attempt", "round"), int),
+    **dict.fromkeys(("kind", "cause", "root", "saved", "why"), str),
+    **dict.fromkeys(("restart", "steps"), bool),
+    "at": float,
+    "step": (int, type(None)),
+}
 _LONGEST = 1 << 20
 """Bytes of a file that are read. A record is one line."""
 
@@ -61,6 +74,8 @@ class NodeExit(NamedTuple):
     """Whether a signal to stop had arrived: at that rank, or before any rank had started."""
     ranks: Mapping[str, int] = MappingProxyType({})
     """Exit code of each rank of the node that has ended, by its number."""
+    root: ErrorRecord | None = None
+    """Why the rank failed that brought the job down, as far as it is known."""
 
 
 class NodeRecord(TypedDict):
@@ -87,6 +102,42 @@ class RankRecord(TypedDict):
     stopped: bool
     finished: str
     attempt: int
+
+
+class ErrorRecord(TypedDict):
+    """``error-A.R.json``: why the first rank failed in round R of attempt A, by its own output."""
+
+    rank: int
+    local_world_size: int
+    attempt: int
+    stopped: bool
+    finished: str
+    label: str
+    retry: str
+    at_start: bool
+    error: str
+    root: str
+    step: int | None
+    steps: bool
+
+
+class DecisionRecord(TypedDict):
+    """``decision-A.R.json``: whether the ranks start again after round R of attempt A, and why."""
+
+    restart: bool
+    kind: str
+    why: str
+    wait: float
+    attempt: int
+    round: int
+    cause: str
+    error: str
+    root: str
+    step: int | None
+    steps: bool
+    saved: str
+    host: str
+    at: float
 
 
 class RestartRecord(TypedDict):
@@ -148,6 +199,8 @@ class StallRecord(TypedDict):
     """Processes that wait in `init_process_group`; 0 where any is elsewhere."""
     address: str
     refused: bool
+    stopped: bool
+    """Whether the ranks were then told to stop: by a time limit, a cost cap, or the user."""
 
 
 class UnhealthyRecord(TypedDict):
@@ -239,6 +292,8 @@ SCHEMA: dict[str, type] = {
     "node-N.json": NodeRecord,
     "failed-A.R.json": RankRecord,
     "rank-N.json": RankRecord,
+    "error-A.R.json": ErrorRecord,
+    "decision-A.R.json": DecisionRecord,
     "restart-N.json": RestartRecord,
     "attempt.json": AttemptRecord,
     "billed-N.json": BilledRecord,
@@ -308,7 +363,7 @@ def read(path: Path) -> dict[str, Any] | None:
 
 
 def read_all(
-    folder: Path, pattern: str, fields: Mapping[str, type]
+    folder: Path, pattern: str, fields: Mapping[str, Any]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The number in the name and the content of each file whose `fields` have these types."""
     for path in folder.glob(pattern):
@@ -317,7 +372,7 @@ def read_all(
             yield int(number[1]), record
 
 
-def valid(path: Path, fields: Mapping[str, type]) -> dict[str, Any] | None:
+def valid(path: Path, fields: Mapping[str, Any]) -> dict[str, Any] | None:
     """The content of the file if its `fields` have these types, else None."""
     record = read(path)
     if record is None or not all(isinstance(record.get(k), v) for k, v in fields.items()):
@@ -380,7 +435,8 @@ def generation(env: Environ) -> int:
 
 def register(env: Environ, ranks: Path, rank: int, pid: int) -> None:
     """Tell the node's launcher which process is rank `rank`, and drop the rank's earlier record."""
-    (ranks / f"rank-{rank}.json").unlink(missing_ok=True)
+    for name in (f"rank-{rank}.json", f"error-{rank}.json"):
+        (ranks / name).unlink(missing_ok=True)
     (ranks / f"round-{_round(env)}").touch()
     write(ranks / f"rank-{rank}.pid", {"pid": pid})
 
@@ -396,8 +452,8 @@ def last_round(ranks: Path) -> int:
     return max(map(int, rounds), default=0)
 
 
-def record_rank(env: Environ, rank: Rank, returncode: int, *, stopped: bool) -> None:
-    """Write a rank's record: on the node, for all nodes if it is the first to fail.
+def record_rank(env: Environ, rank: Rank, returncode: int, *, stopped: bool) -> RankRecord:
+    """Write and return a rank's record: on the node, for all nodes if it is the first to fail.
 
     `stopped` says whether the rank had received a signal to stop. Below a launcher that is not
     ours, the record is in the run folder if the run has one.
@@ -415,12 +471,14 @@ def record_rank(env: Environ, rank: Rank, returncode: int, *, stopped: bool) -> 
     if here is None:
         if shared is not None:
             write(shared / f"rank-{rank.rank}.json", record)
-        return
+        return record
     ranks = Path(here)
     if shared is not None and went_wrong(record):
-        _publish(ranks, shared, _failed(env, _round(env), stopped=stopped), record)
+        name = of_round(env, "failed", _round(env), "-stopped" if stopped else "")
+        _publish(ranks, shared, name, record)
     write(ranks / f"rank-{rank.rank}.json", record)
     (ranks / f"rank-{rank.rank}.pid").unlink(missing_ok=True)
+    return record
 
 
 def _publish(ranks: Path, shared: Path, name: str, record: RankRecord) -> None:
@@ -429,17 +487,47 @@ def _publish(ranks: Path, shared: Path, name: str, record: RankRecord) -> None:
         write_first(shared / name, record)
 
 
-def _failed(env: Environ, number: int, *, stopped: bool) -> str:
-    """Name of the record of the first rank that failed in a round, without or after a signal."""
+def of_round(env: Environ, kind: str, number: int, ending: str = "") -> str:
+    """Name of a record of a round: ``failed-A.R-stopped.json``, of the first such failed rank."""
     group = f"{generation(env)}." if generation(env) else ""
-    return f"failed-{attempt(env)}.{group}{number}{'-stopped' if stopped else ''}.json"
+    return f"{kind}-{attempt(env)}.{group}{number}{ending}.json"
+
+
+def record_error(env: Environ, ranks: Path, error: ErrorRecord, *, is_root: bool) -> None:
+    """Write why a rank failed: on the node, and for all nodes if no other rank is the reason."""
+    write(ranks / f"error-{error['rank']}.json", error)
+    shared = folder(env)
+    if shared is not None and is_root:
+        write_first(shared / of_round(env, "error", _round(env)), error)
+
+
+def errors(env: Environ, ranks: Path) -> list[ErrorRecord]:
+    """Why ranks of this node failed in the last round, the first one first."""
+    errors = (record for _, record in read_all(ranks, "error-*.json", _ERROR_FIELDS))
+    own = [cast(ErrorRecord, one) for one in errors if one["attempt"] == attempt(env)]
+    return sorted(own, key=lambda one: one["finished"])
+
+
+def shared_error(env: Environ, number: int) -> ErrorRecord | None:
+    """Why the first rank failed, of all nodes, in a round; None if only symptoms are known."""
+    shared = folder(env)
+    record = valid(shared / of_round(env, "error", number), _ERROR_FIELDS) if shared else None
+    return cast(ErrorRecord, record) if record else None
+
+
+def decisions(env: Environ) -> list[DecisionRecord]:
+    """All decisions about restarts of this run so far, in order."""
+    shared = folder(env)
+    paths = shared.glob("decision-*.json") if shared else ()
+    records = (record for path in paths if (record := valid(path, _DECISION_FIELDS)))
+    return sorted((cast(DecisionRecord, one) for one in records), key=lambda one: one["at"])
 
 
 def first_failure(env: Environ, ranks: Path) -> RankRecord | None:
     """The rank that failed first, of all nodes as far as it shows, one without a signal before."""
     last, shared = last_round(ranks), folder(env)
     for stopped in (False, True):
-        name = _failed(env, last, stopped=stopped)
+        name = of_round(env, "failed", last, "-stopped" if stopped else "")
         recorded = valid(shared / name, _RANK_FIELDS) if shared else None
         own = [one for one in failures(ranks, attempt(env)) if one["stopped"] == stopped]
         if recorded and recorded["attempt"] == attempt(env):
@@ -490,7 +578,7 @@ def clear(env: Environ, node: int, *, ranks: bool = True) -> None:
     (shared / f"node-{node}.json").unlink(missing_ok=True)
     (shared / f"stall-{node}.json").unlink(missing_ok=True)
     if node == 0 and ranks:
-        own = re.compile(rf"failed-{attempt(env)}\.|gathering-\w+-{attempt(env)}$")
+        own = re.compile(rf"(failed|error)-{attempt(env)}\.|gathering-\w+-{attempt(env)}$")
         with os.scandir(shared) as entries:
             old = [one for one in entries if one.name.startswith(_OF_AN_ATTEMPT)]
         for entry in old:

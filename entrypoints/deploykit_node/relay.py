@@ -42,6 +42,8 @@ LOG_LIMIT = 1 << 30
 """Bytes of a node's log where the job file sets no `log_limit`."""
 END = 64 * 1024
 """Bytes that a program prints last, which are in the log in any case: they say why it failed."""
+LAST = 16 * 1024
+"""Bytes of each stream that are kept for the reason why its program failed."""
 DRAIN = 3.0
 """Seconds that a grandchild may keep the output open after the program has ended."""
 EVERY = 10.0
@@ -64,6 +66,10 @@ _UP = re.compile(rb"\x1b\[\d*A\s*$")
 """Ends the state of a bar that is drawn below another one, as tqdm does with `position`."""
 _INVISIBLE = re.compile(rb"\s|\x1b\[[0-9;]*[A-Za-z]")
 
+_READS = 100
+"""Pieces that are read of a program that has ended: more than its pipe holds."""
+_ANSWER = 0.01
+"""Seconds between two looks for the relay's answer."""
 _SOCKET = "relay"
 """Where the relay of a node listens, in the folder of its ranks."""
 _INFINITE = float("inf")
@@ -114,6 +120,25 @@ def hand_over(pipes: Sequence[int], folder: Path, rank: int) -> None:
         socket.send_fds(sender, [str(rank).encode()], pipes)
 
 
+def last_output(folder: Path, rank: int) -> tuple[str, str, str]:
+    """The ends of the errors and the output of a rank that has ended, and of another's output.
+
+    Empty if the relay of its node does not answer.
+    """
+    answer = folder / f"rank-{rank}.last"
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        with _short(folder) as short:
+            sender.connect(f"{short}/{_SOCKET}")
+        sender.send(str(rank).encode())
+        deadline = time.monotonic() + DRAIN
+        while time.monotonic() < deadline:
+            if (last := records.read(answer)) is not None:
+                answer.unlink()
+                return last["errors"], last["output"], last["beside"]
+            time.sleep(_ANSWER)
+    return "", "", ""
+
+
 @contextlib.contextmanager
 def _short(folder: Path) -> Iterator[str]:
     """A short name of a folder: that of a socket may have only 107 bytes."""
@@ -161,6 +186,8 @@ class Relay:
         self._streams: dict[int, _Stream] = {}
         self._bars: set[_Stream] = set()
         """Those that have something to do although no data comes."""
+        self._last: dict[str, dict[int, bytes]] = {}
+        """By rank and sink: the ends of streams that have ended."""
         self._poll = select.poll()
         self._wake, self._closed = os.pipe()
         self._poll.register(self._wake, select.POLLIN)
@@ -191,17 +218,40 @@ class Relay:
                 with contextlib.suppress(OSError):  # the user's other pipes hold too much
                     fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE)
             stream = _Stream(pipe, sink, prefix, bar, self._limit)
+            stream.rank = rank or ""
             stream.heard = self._folder / f"rank-{rank}.heard" if self._folder else None
             self._streams[pipe] = stream
             self._poll.register(pipe, select.POLLIN)
 
     def _take(self) -> None:
-        """Take the pipes that ranks have handed over."""
+        """Take the pipes that ranks have handed over, and tell those that ask what they printed."""
         with contextlib.suppress(BlockingIOError):
             while self._folder:
                 rank, pipes, _, _ = socket.recv_fds(self._listener, 20, 2)
                 number = rank.decode()
-                self.add(f"[rank {number}]", number, *pipes)
+                if pipes:
+                    self._last.pop(number, None)
+                    self.add(f"[rank {number}]", number, *pipes)
+                else:
+                    self._tell(number, self._folder)
+
+    def _tell(self, rank: str, folder: Path) -> None:
+        """Write the last output of a rank, whose program has ended, and of another one's."""
+        for stream in [one for one in self._streams.values() if one.rank == rank]:
+            for _ in range(_READS):  # a process that it has left behind may go on printing
+                ready = select.poll()
+                ready.register(stream.source, select.POLLIN)
+                if stream.source not in self._streams or not ready.poll(0):
+                    break
+                self._copy_from(stream)
+        last = {number: dict(sinks) for number, sinks in self._last.items()}
+        for stream in self._streams.values():
+            last.setdefault(stream.rank, {})[stream.sink] = stream.last
+        others = sorted((number for number in last if number != rank), key=int)
+        own, beside = last.get(rank, {}), last[others[0]] if others else {}
+        texts = {"errors": own.get(2), "output": own.get(1), "beside": beside.get(1)}
+        record = {name: (text or b"").decode(errors="replace") for name, text in texts.items()}
+        records.write(folder / f"rank-{rank}.last", record)
 
     def _copy(self) -> None:
         deadline = _INFINITE
@@ -231,6 +281,7 @@ class Relay:
 
     def _finish(self, stream: _Stream) -> None:
         stream.finish()
+        self._last.setdefault(stream.rank, {})[stream.sink] = stream.last
         self._poll.unregister(stream.source)
         self._bars.discard(stream)
         del self._streams[stream.source]
@@ -247,7 +298,7 @@ class _Stream:
 
     def __init__(self, source: int, sink: int, prefix: str, bar: Path | None, limit: int) -> None:
         self.source = source
-        self._sink, self._prefix = sink, prefix
+        self.sink, self._prefix = sink, prefix
         self._is_file = stat.S_ISREG(os.fstat(sink).st_mode)
         self._most = _AT_ONCE if self._is_file else select.PIPE_BUF
         """A file takes all at its end, a pipe `PIPE_BUF` (pipe(7))."""
@@ -257,6 +308,9 @@ class _Stream:
         """Bytes since the file was full."""
         self._end = b""
         """The last ones of these."""
+        self.rank = ""
+        self.last = b""
+        """The last `LAST` bytes of the program."""
         self.heard: Path | None = None
         self._heard_due = 0.0
 
@@ -271,6 +325,7 @@ class _Stream:
             self._heard_due = now + 1
             with contextlib.suppress(OSError):
                 self.heard.touch()
+        self.last = (self.last + data)[-LAST:]
         text = self._lines.whole(data)
         if text is None:
             self._emit(self._lines.feed(data, now))
@@ -287,8 +342,8 @@ class _Stream:
         self._emit(self._lines.finish())
         if self._left_out > len(self._end):
             size = self._left_out - len(self._end)
-            _write(self._sink, self._stamped(b"%d bytes of output were left out here" % size))
-        _write(self._sink, self._end)
+            _write(self.sink, self._stamped(b"%d bytes of output were left out here" % size))
+        _write(self.sink, self._end)
 
     def _emit(self, lines: Iterable[bytes]) -> None:
         some = list(lines)
@@ -305,7 +360,7 @@ class _Stream:
                 self._end = self._end[self._end.find(b"\n", -END - 1) + 1 :]
             return
         for batch in _batches(text, self._most):
-            _write(self._sink, batch)
+            _write(self.sink, batch)
 
     def _stamped(self, text: bytes) -> bytes:
         """Lines, the last one without its end, each after the time and the prefix."""
@@ -316,10 +371,10 @@ class _Stream:
         """Whether the file takes no more; says so when that begins."""
         if self._left_out or not self._is_file:
             return self._left_out > 0
-        if os.fstat(self._sink).st_size + len(text) <= self._limit:
+        if os.fstat(self.sink).st_size + len(text) <= self._limit:
             return False
-        notice = f"log_limit reached ({self._limit} bytes on this node): the rest is dropped"
-        _write(self._sink, self._stamped(f"{notice}, but for its last {END >> 10} KiB".encode()))
+        notice = f"log_limit reached ({self._limit} bytes on this node): dropping the rest"
+        _write(self.sink, self._stamped(f"{notice} except its last {END >> 10} KiB".encode()))
         return True
 
 

@@ -83,7 +83,7 @@ def _compare(folder: Path, planned: str) -> bytes:
 def _sentence(planned: str, what: str) -> str:
     return (
         f"The source in this container is not the one that was submitted ({planned}): {what}. The "
-        "program was not started. Check who may write to the bucket, and submit again. If an "
+        "program was not started. Check who can write to the bucket, and submit again. If an "
         "installation step rewrites a file before the program starts, add that file to "
         ".deploykitignore."
     )

@@ -1,4 +1,4 @@
-"""Copy the input channels that have `stage` in the job file, before any rank starts.
+"""Find the input channels of a job, and copy those that have `stage`, before any rank starts.
 
 A copy's folder is named after a hash of its source and of the listing: names, sizes, ETags or times
 of change. It gets that name when all files are there with their sizes. So a folder with the name is
@@ -9,6 +9,7 @@ it. What an interrupted copy has left is completed by the next one on this node.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import fcntl
 import hashlib
 import json
@@ -37,12 +38,13 @@ R = TypeVar("R")
 VARIABLE = "DEPLOYKIT_STAGE"
 """JSON object from a channel's name to its section in the job file."""
 
+_DATA = "DEPLOYKIT_DATA_"
 _AT_ONCE = 16
 """Files copied at the same time: a shared file system answers many requests at once."""
 _AT_MOST = 1 << 30
 """Bytes for one call of sendfile."""
 _CHUNK = 64
-"""Files that a thread takes at a time."""
+"""Files that a thread takes at a time, or fewer, so that few large ones are copied at once too."""
 _BATCH = 10_000
 """Objects that are requested from S3 together; each takes memory until it has arrived."""
 _NOTE_EVERY = 2.0
@@ -50,7 +52,7 @@ _NOTE_EVERY = 2.0
 
 
 class StagingError(BadEnvironment):
-    """A channel was not copied. The message names the channel and the file."""
+    """A channel is missing, or was not copied. The message names the channel and the file."""
 
 
 def run(env: Environ, here: Cluster, *, elastic: bool) -> None:
@@ -60,6 +62,8 @@ def run(env: Environ, here: Cluster, *, elastic: bool) -> None:
     next, and would not wait for long. Raises StagingError.
     """
     channels = json.loads(env.pop(VARIABLE, "{}"))
+    if here.launcher != "sagemaker":  # which brings the data itself
+        _require(env, without=[name.upper() for name in channels])
     if not channels:
         return
     progress = _Progress(env, here.node)
@@ -69,11 +73,11 @@ def run(env: Environ, here: Cluster, *, elastic: bool) -> None:
         except StagingError:
             raise
         except LaunchError as error:
-            raise StagingError(f"data.{name} was not copied to this node: {error}") from error
+            raise StagingError(f"data.{name} could not be copied to this node: {error}") from error
         except OSError as error:
             why = reason(error)
-            raise StagingError(f"data.{name} was not copied to this node: {why}.") from error
-        env[f"DEPLOYKIT_DATA_{name.upper()}"] = str(path)
+            raise StagingError(f"data.{name} could not be copied to this node: {why}.") from error
+        env[f"{_DATA}{name.upper()}"] = str(path)
         progress.copied(name, path)
     everybody = None if elastic else gathering(env, "staged", here)
     if everybody is not None:
@@ -81,6 +85,36 @@ def run(env: Environ, here: Cluster, *, elastic: bool) -> None:
         while not everybody.complete():
             time.sleep(0.1)
     progress.finish()
+
+
+def _require(env: Environ, without: Sequence[str]) -> None:
+    """Raise StagingError with all folders of channels, but those in `without`, that are missing.
+
+    This node may see other file systems than the machine that sent the job.
+    """
+    locations = {
+        variable.removeprefix(_DATA): location
+        for variable, location in env.items()
+        if variable.startswith(_DATA) and "://" not in location
+    }
+    missing = [
+        f"data.{name.lower()}: {location} was not found on this node. {_near(location)}"
+        for name, location in sorted(locations.items())
+        if name not in without and not os.path.exists(location)  # noqa: PTH110 - a name too long
+    ]
+    if missing:
+        raise StagingError(" ".join(missing))
+
+
+def _near(location: str) -> str:
+    """What may be meant: a similar name beside it, else the nearest folder that exists."""
+    parent, name = os.path.split(location.rstrip("/"))
+    if os.path.isdir(parent):  # noqa: PTH112 - as above
+        near = difflib.get_close_matches(name, os.listdir(parent), n=1)  # noqa: PTH208
+        return f"Did you mean {parent}/{near[0]}?" if near else f"{parent} does not contain it."
+    while not os.path.isdir(parent):  # noqa: PTH112
+        parent = os.path.dirname(parent)  # noqa: PTH120
+    return f"Only {parent} exists here: choose a folder on a file system that this node mounts."
 
 
 class Folder:
@@ -154,8 +188,8 @@ class _Channel:
         for entry in entries:
             if not {"", ".", ".."}.isdisjoint(entry.name.split("/")):  # only a bucket has these
                 raise StagingError(
-                    f"data.{self._name}: {self._location}/{entry.name} has a name that is "
-                    "not valid on the node. Rename the object."
+                    f"data.{self._name}: the name of {self._location}/{entry.name} is not "
+                    "valid on the node. Rename the object."
                 )
         if self._mode != "shard":
             return entries, ""
@@ -163,7 +197,7 @@ class _Channel:
         if len(entries) < count:
             raise StagingError(
                 f"data.{self._name}: {self._location} has {_counted(len(entries))}, too few to "
-                f"give each of {count} nodes a share. Write it as more files, or set stage: node."
+                f"give each of {count} nodes a share. Split it into more files, or set stage: node."
             )
         return entries[node::count], f"-{node}-of-{count}"
 
@@ -207,9 +241,7 @@ class _Channel:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                self._say(
-                    f"data.{self._name}: waiting for another process that copies it to {folder}"
-                )
+                self._say(f"data.{self._name}: waiting for another process to copy it to {folder}")
                 fcntl.flock(file, fcntl.LOCK_EX)
             except OSError:  # a file system without locks, which is then a shared one
                 pass
@@ -223,7 +255,7 @@ class _Channel:
         begun_before = target.exists()
         missing = [entry for entry in entries if not (begun_before and _has(target, entry))]
         if target == folder and not missing:
-            self._say(f"data.{self._name}: {folder} is complete and is reused")
+            self._say(f"data.{self._name}: reusing the complete copy in {folder}")
             return
         target.mkdir(mode=0o700, exist_ok=True)
         self._check_space(missing, target)
@@ -240,8 +272,8 @@ class _Channel:
         for entry in entries:
             if not _has(target, entry):
                 raise StagingError(
-                    f"data.{self._name}: {self._location}/{entry.name} is not complete in "
-                    f"{target}. It may have changed while it was copied: submit the job again."
+                    f"data.{self._name}: {self._location}/{entry.name} is incomplete in "
+                    f"{target}. It may have changed while being copied: submit the job again."
                 )
         if target == part:
             if begun_before:
@@ -269,14 +301,14 @@ class _Channel:
         """Wait until node 0 has copied the channel, and return its folder."""
         shared = records.folder(self._env)
         if shared is None:
-            raise StagingError(f"data.{self._name}: stage: shared needs a shared run folder.")
+            raise StagingError(f"data.{self._name}: stage: shared requires a shared run folder.")
         pause, attempt = Pause.of(len(self._here.hosts)), records.attempt(self._env)
         while True:
             record = records.valid(shared / "staging-0.json", {"attempt": int, "folders": dict})
             if record and record["attempt"] == attempt and self._name in record["folders"]:
                 return Path(record["folders"][self._name])
             if records.has_ended(self._env, 0):
-                raise StagingError(f"data.{self._name}: node 0 did not copy it; see its log.")
+                raise StagingError(f"data.{self._name}: node 0 did not copy the data; see its log.")
             time.sleep(pause.seconds())
 
 
@@ -324,7 +356,8 @@ class _Progress:
 
 def _in_chunks(work: Callable[[Sequence[T]], R], items: Sequence[T]) -> list[R]:
     """Do the work for chunks of the items in several threads. The first error ends all."""
-    chunks = [items[start : start + _CHUNK] for start in range(0, len(items), _CHUNK)]
+    length = max(1, min(_CHUNK, len(items) // _AT_ONCE))
+    chunks = [items[start : start + length] for start in range(0, len(items), length)]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         pending = [pool.submit(work, chunk) for chunk in chunks]
         try:
@@ -339,13 +372,18 @@ def _copy_file(source: str, target: str) -> None:
     if sys.platform != "linux":  # where sendfile writes to sockets only
         shutil.copyfile(source, target)
         return
-    try:
-        with open(source, "rb", 0) as read, open(target, "wb", 0) as written:  # noqa: PTH123 - quick
-            while os.sendfile(written.fileno(), read.fileno(), None, _AT_MOST):
-                pass
+    opened = []
+    try:  # `open` would ask for the state of both, and threads would wait for each other once more
+        opened.append(os.open(source, os.O_RDONLY | os.O_CLOEXEC))
+        opened.append(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666))
+        while os.sendfile(opened[1], opened[0], None, _AT_MOST):
+            pass
     except OSError as error:
         error.filename = error.filename or target
         raise
+    finally:
+        for file in opened:
+            os.close(file)
 
 
 def _counted(files: int) -> str:

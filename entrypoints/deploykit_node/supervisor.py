@@ -25,6 +25,8 @@ SLURM_FIRST = 0.3
 """Seconds left to Slurm to signal the ranks itself, so that they can tell our copy from Slurm's."""
 GRACE = 30.0
 """Default seconds for the ranks to end after a signal to stop."""
+STACKS = 10.0
+"""Seconds for noting where the ranks are before they are told to stop, or a third of less grace."""
 TORCHRUN_GRACE = 10.0
 """Seconds that torchrun gets to end its workers, after one has failed, before all are killed."""
 
@@ -53,6 +55,8 @@ class Options:
     look: Callable[[], int | None] | None = None
     """Called every `look_every` seconds. Returns SIGTERM or SIGKILL to end the ranks."""
     look_every: float | None = None
+    before_stop: Callable[[float], None] = lambda _: None
+    """Called before the ranks are told to stop, with the seconds that it may take."""
 
 
 def run(
@@ -181,6 +185,8 @@ class _Supervisor:
             self._check_at = time.monotonic() + min(KEEP, max(left, TICK))
 
     def _stop_at_cap(self, cap: Cap) -> None:
+        left = cap.end_at - TORCHRUN_GRACE - time.monotonic()
+        self._options.before_stop(min(STACKS, max(0.0, left / 3)))
         count = self._terminate(max(0.0, cap.end_at - TORCHRUN_GRACE - time.monotonic()))
         self._options.say(f"the cost cap is near ({cap.text}): SIGTERM sent to {count}")
         self._options.on_cap()
@@ -199,6 +205,11 @@ class _Supervisor:
     def _forward(self, received: signals.Received) -> None:
         received_at = time.time()
         slurm = signals.from_slurm(received.sender)
+        grace = self._grace(slurm=slurm)
+        if received.number in signals.STOPS and self._stop is None:
+            begun = time.monotonic()
+            self._options.before_stop(min(STACKS, grace / 3))
+            grace = max(0.0, grace - (time.monotonic() - begun))
         if slurm:
             time.sleep(SLURM_FIRST)
         notice = received.number in signals.NOTICES
@@ -207,7 +218,7 @@ class _Supervisor:
             pids = [pid for pid in pids if signals.caught(pid, received.number)]
             self._notices[received.number] = set(pids)
             self._check_at = min(self._check_at, time.monotonic() + LATE)
-        later = "; ranks that start later get it too" * notice
+        later = "; ranks that start later will receive it too" * notice
         self._options.say(
             f"{signals.name(received.number)} received and forwarded to {_count(pids)}{later}"
         )
@@ -217,7 +228,7 @@ class _Supervisor:
             self._stop = received.number
             self._stopped |= set(pids)
             started = pids or records.all_ended_well(self._ranks)
-            self._stop_after(self._grace(slurm=slurm) if started else 0)
+            self._stop_after(grace if started else 0)
         self._options.on_signal(received.number, received_at)
 
     def _notify_late_ranks(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -12,6 +13,8 @@ from trainer.measure.profiling import STEP_RANGE
 from trainer.parallel.layout import STRATEGIES
 from trainer.train_options import TrainOptions
 
+INIT_FROM = "DEPLOYKIT_DATA_INIT_FROM"
+"""The default of ``--init-from``: the model of `deploykit submit --init-from`."""
 DIGITS = {"lr": 0.05, "batch_size": 64, "optimizer": "sgd", "epochs": 15}
 OTHER = {"lr": 1e-3, "batch_size": 32, "optimizer": "adamw", "epochs": 1}
 """Defaults of the task "digits", and of any other."""
@@ -65,6 +68,14 @@ class _KeyValue(argparse.Action):
         setattr(namespace, self.dest, getattr(namespace, self.dest) | {key: value})
 
 
+class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows the defaults, except those that the help text already names, which are None."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        named = action.default is None or action.default is False or action.default == {}
+        return action.help if named else super()._get_help_string(action)
+
+
 def parse(arguments: Sequence[str]) -> TrainOptions:
     """Parse the command line, with the task's defaults filled in.
 
@@ -72,7 +83,7 @@ def parse(arguments: Sequence[str]) -> TrainOptions:
     """
     parser = argparse.ArgumentParser(
         description="Train a small model with a parallelism strategy of your choice.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=_Defaults,
     )
     _add_task(parser)
     _add_training(parser)
@@ -94,7 +105,7 @@ def _add_task(parser: argparse.ArgumentParser) -> None:
     add(
         "--task",
         default="digits",
-        help="digits, text, or package.module:function, which returns a Task",
+        help="task to train: digits, text, or package.module:function, which returns a Task",
     )
     add(
         "--task-option",
@@ -102,7 +113,7 @@ def _add_task(parser: argparse.ArgumentParser) -> None:
         action=_KeyValue,
         default={},
         metavar="KEY=VALUE",
-        help="for your function: options.task_options has them all",
+        help="option for your task function, in options.task_options; repeatable",
     )
     add("--text", metavar="FOLDER", help="folder of text files; default: Python's help topics")
     number("--sequence", default=64, metavar="BYTES", help="context length (text)")
@@ -115,19 +126,24 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("training").add_argument
     number, real = partial(add, type=int), partial(add, type=float)
     ways = ("for-loop", "foreach", "fused")
-    how = "parameter by parameter, in lists, or in one kernel; default: torch's choice"
-    add("--init-from", metavar="PATH", help="first weights: a safetensors file or a model's folder")
-    number("--epochs", help="total, including resumed ones; digits: 15, text: 1")
-    number("--steps", metavar="N", help="stop after step N if that comes first")
-    number("--batch-size", help="global, split over the ranks; digits: 64, text: 32")
-    add("--optimizer", choices=("sgd", "adamw"), help="digits: sgd, text: adamw")
+    how = "update parameters one by one, in lists, or in one kernel; default: torch's choice"
+    weights = "initial weights: a safetensors file, a model folder or a checkpoint folder"
+    add("--init-from", metavar="PATH", default=os.environ.get(INIT_FROM), help=weights)
+    number("--epochs", help="total epochs, including resumed ones; digits: 15, text: 1")
+    number("--steps", metavar="N", help="stop after step N at the latest")
+    number("--batch-size", help="global batch size, split over the ranks; digits: 64, text: 32")
+    add("--optimizer", choices=("sgd", "adamw"), help="optimizer; digits: sgd, text: adamw")
     add("--optimizer-implementation", choices=ways, help=how)
     real("--lr", help="learning rate; digits: 0.05, text: 0.001")
     add("--lr-schedule", choices=("constant", "cosine"), default="constant")
     number("--warmup", default=0, metavar="STEPS", help="linear learning-rate warmup")
     real("--weight-decay", default=0.0)
     real("--clip", metavar="NORM", help="maximum gradient norm")
-    real("--ema", metavar="DECAY", help="evaluate a moving average of the weights, such as 0.999")
+    real(
+        "--ema",
+        metavar="DECAY",
+        help="evaluate a moving average of the weights with this decay, such as 0.999",
+    )
     number("--seed", default=0, help="seed for the initial weights and the sample order")
     number("--patience", metavar="EPOCHS", help="stop after N epochs without improvement")
     add("--deterministic", action="store_true", help="use deterministic algorithms (slower)")
@@ -136,11 +152,11 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
 def _add_parallelism(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("parallelism and memory").add_argument
     number, flag = partial(add, type=int), partial(add, action="store_true")
-    recomputed = "recompute activations, save memory; selective keeps the most expensive ones"
-    shared = "ranks that share a layer; tp: all, tp-dp and fsdp-tp: a node's, else 2"
-    parts = "ranks that share each sequence, with any strategy of ddp, zero, fsdp or hsdp"
+    recomputed = "recompute activations to save memory; selective keeps the most expensive ones"
+    shared = "ranks that share each layer; tp: all; tp-dp and fsdp-tp: a node's; else 2"
+    parts = "ranks that share each sequence, with any ddp, zero, fsdp or hsdp strategy"
     add("--strategy", choices=STRATEGIES, default="ddp")
-    number("--micro-batches", default=1, metavar="N", help="per rank and step")
+    number("--micro-batches", default=1, metavar="N", help="micro-batches per rank and step")
     add("--precision", choices=("fp32", "bf16", "fp16", "float8"), default="fp32")
     add(
         "--checkpoint-activations",
@@ -151,21 +167,21 @@ def _add_parallelism(parser: argparse.ArgumentParser) -> None:
     )
     flag("--reduce-each", help="reduce gradients after each micro-batch: more traffic, less memory")
     flag("--compile", help="compile each layer with torch.compile")
-    flag("--sync-batchnorm", help="batch normalization over the samples of all ranks")
+    flag("--sync-batchnorm", help="normalize batches over the samples of all ranks")
     add("--compress", choices=("fp16", "bf16", "powersgd"), help="ddp: compress gradients")
-    flag("--static-graph", help="ddp: every step uses the same parameters")
-    flag("--find-unused-parameters", help="ddp: some steps do not use all parameters")
+    flag("--static-graph", help="ddp: assume that every step uses the same parameters")
+    flag("--find-unused-parameters", help="ddp: allow steps that do not use all parameters")
     number("--bucket-mb", default=25, metavar="MIB", help="ddp: size of gradient buckets")
-    number("--shard-ranks", metavar="N", help="hsdp: ranks per shard group; default: a node")
+    number("--shard-ranks", metavar="N", help="hsdp: ranks per shard group; default: a node's")
     flag("--offload", help="fsdp: keep parameters in CPU memory")
     number("--tensor-parallel", metavar="N", help=shared)
     flag("--sequence-parallel", help="tp: also shard activations between layers")
-    flag("--loss-parallel", help="tp: each rank computes the scores of some classes")
+    flag("--loss-parallel", help="tp: split the classes of the loss over the ranks")
     number("--context-parallel", metavar="N", help=parts)
-    number("--pipeline-parallel", metavar="N", help="pipeline size; pp: all, else 2")
-    add("--schedule", choices=("gpipe", "1f1b", "interleaved"), help="pp: default 1f1b")
-    number("--stages-per-rank", metavar="N", help="pp: default 2 if interleaved, else 1")
-    add("--balance", choices=("time", "layers"), help="pp: balance the stages by; time")
+    number("--pipeline-parallel", metavar="N", help="ranks per pipeline; pp: all, else 2")
+    add("--schedule", choices=("gpipe", "1f1b", "interleaved"), help="pp: schedule; default: 1f1b")
+    number("--stages-per-rank", metavar="N", help="pp: stages per rank; interleaved: 2, else 1")
+    add("--balance", choices=("time", "layers"), help="pp: quantity to balance; default: time")
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
@@ -173,7 +189,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     number = partial(add, type=int)
     number("--checkpoint-every", default=1, metavar="EPOCHS")
     number("--checkpoint-steps", metavar="STEPS", help="also save every N steps")
-    number("--keep", default=2, metavar="N", help="latest checkpoints to keep, plus the best")
+    number("--keep", default=2, metavar="N", help="latest checkpoints to keep, besides the best")
     add(
         "--background-save",
         action=argparse.BooleanOptionalAction,
@@ -188,7 +204,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 def _problems(options: TrainOptions) -> Iterator[str]:
     if options.profile and not STEP_RANGE.fullmatch(options.profile):
-        yield f"--profile {options.profile} must name two steps, as in 20:25"
+        yield f"--profile {options.profile} must name two steps, such as 20:25"
     for name in AT_LEAST_ONE:
         if getattr(options, name) is not None and getattr(options, name) < 1:
             yield f"{_flag(name)} must be at least 1"

@@ -87,10 +87,7 @@ class Objective:
         Several numbers for a target, such as those of several outputs, are averaged.
         """
         with self.autocast():
-            losses = local(self.task.loss(outputs, batch.targets))
-            if losses.dim() > 1 and self.task.count is None:
-                kept = batch.targets.dim() if is_integer(batch.targets) else 1
-                losses = losses.flatten(kept).mean(-1) if losses.dim() > kept else losses
+            losses = losses_of(self.task, outputs, batch.targets)
             if losses.dim() == 0 and not self._tried:
                 self._tried = True
                 self.adds_up = loss_adds_up(self.task, outputs, batch.targets, losses.detach())
@@ -111,6 +108,15 @@ class Objective:
         return loss.detach
 
 
+def losses_of(task: Task, outputs: Any, targets: Any) -> Tensor:
+    """The loss of each target, or their mean if the task computes that; see `Objective.losses`."""
+    losses = local(task.loss(outputs, targets))
+    if losses.dim() > 1 and task.count is None:
+        kept = targets.dim() if is_integer(targets) else 1
+        losses = losses.flatten(kept).mean(-1) if losses.dim() > kept else losses
+    return losses
+
+
 @torch.no_grad()
 def loss_adds_up(task: Task, outputs: Any, targets: Any, loss: Tensor) -> bool:
     """Whether a scalar loss of samples is the mean of those of each sample, by their targets.
@@ -124,7 +130,7 @@ def loss_adds_up(task: Task, outputs: Any, targets: Any, loss: Tensor) -> bool:
     try:
         with torch.random.fork_rng([]):
             again = local(task.loss(outputs, targets))
-            parts = [(_rows(outputs, each, size), _rows(targets, each, size)) for each in rows]
+            parts = [(rows_of(outputs, each, size), rows_of(targets, each, size)) for each in rows]
             _, *counts = [float(task.targets_in(part)) for _, part in parts]
             together, *losses = [float(local(task.loss(*part))) for part in parts]
     except Exception:  # noqa: BLE001 - losses do anything
@@ -135,7 +141,7 @@ def loss_adds_up(task: Task, outputs: Any, targets: Any, loss: Tensor) -> bool:
     return math.isclose(mean / sum(counts), together, rel_tol=_ROUNDING)
 
 
-def _rows(tree: Any, rows: slice, size: int) -> Any:
+def rows_of(tree: Any, rows: slice, size: int) -> Any:
     """These samples of a structure of tensors, or of the tensors that an object has."""
 
     def part(leaf: Any) -> Any:

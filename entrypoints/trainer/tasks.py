@@ -65,7 +65,7 @@ def _call(options: ModelOptions) -> Task:
     task = function(options)
     if not isinstance(task, Task):
         raise ConfigError(
-            f"--task {options.task} returned {type(task).__name__}: return a trainer.task.Task"
+            f"--task {options.task} returned {type(task).__name__}, not a trainer.task.Task"
         )
     _check_lengths(task, options.task)
     return task
@@ -77,7 +77,7 @@ def _check_lengths(task: Task, name: str) -> None:
         return
     if task.streams:
         raise ConfigError(
-            f"--task {name}: `lengths` require indexed training data, but this is a stream: put "
+            f"--task {name}: `lengths` requires indexed training data, but this is a stream: put "
             "samples of similar length next to each other in the stream"
         )
     samples = len(task.training)  # type: ignore[arg-type]  # it is no stream
@@ -137,10 +137,10 @@ def text_problem(options: ModelOptions) -> str:
     size = len(_text(options))
     if size > MIN_WINDOWS * options.sequence:
         return ""
-    content = f"holds {size} bytes of text" if size else "holds no text"
+    content = f"contains {size} bytes of text" if size else "contains no text"
     return (
         f"--text {options.text} {content} in files {', '.join(TEXT_SUFFIXES)}; "
-        f"at least {MIN_WINDOWS} times --sequence {options.sequence} are required"
+        f"at least {MIN_WINDOWS} times --sequence {options.sequence} is required"
     )
 
 

@@ -62,6 +62,6 @@ def parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=32, help="images per gradient")
     parser.add_argument("--lr", type=float, default=0.1, help="learning rate per gradient")
-    parser.add_argument("--seed", type=int, default=0, help="for weights and sample order")
+    parser.add_argument("--seed", type=int, default=0, help="seed for weights and sample order")
     parser.add_argument("--synchronous", action="store_true", help="run the synchronous baseline")
     return parser

@@ -129,7 +129,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     """Parse the command line; exits if torchrun has started several processes."""
     parser = digits.parser(str(__doc__))
-    parser.add_argument("--workers", type=int, default=2, help="processes, all on this node")
+    parser.add_argument("--workers", type=int, default=2, help="processes on this node")
     options = parser.parse_args()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         sys.exit("hogwild.py starts its own processes: use one node, one process, and --workers N")

@@ -164,7 +164,9 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     """Parse the command line."""
     parser = digits.parser(str(__doc__))
-    parser.add_argument("--max-staleness", type=int, metavar="N", help="default: unlimited")
+    parser.add_argument(
+        "--max-staleness", type=int, metavar="N", help="maximum staleness; default: unlimited"
+    )
     parser.add_argument(
         "--straggler", type=float, default=0, metavar="SECONDS", help="delay of rank 1 per step"
     )

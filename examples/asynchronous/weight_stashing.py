@@ -96,7 +96,7 @@ class Stage:
         same = torch.equal(parameters_to_vector(flight.weights.values()), flight.witness)
         self.foreign += not same
         if not (same or self.options.no_stash):
-            raise AssertionError(f"stage {self.rank}, batch {step}: not the forward's weights")
+            raise AssertionError(f"stage {self.rank}, batch {step}: not the forward weights")
         last = self.rank == self.last
         gradient = None if last else self.receive(len(flight.outputs), self.rank + 1)
         read = [flight.inputs, *flight.weights.values()]
@@ -211,7 +211,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--group", type=int, default=2, metavar="BATCHES", help="batches per update"
     )
-    parser.add_argument("--no-stash", action="store_true", help="show what the stash is for")
+    parser.add_argument("--no-stash", action="store_true", help="do not stash weights")
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""What both scripts share: the training loop, its snapshots, and a record of the samples used."""
+"""Shared by both scripts: the training loop, its snapshots, and a record of the samples used."""
 
 import argparse
 import os
@@ -12,9 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 def arguments():
     parser = argparse.ArgumentParser()
-    parser.add_argument("data", help="what shards.py has written, such as s3://my-bucket/images")
+    parser.add_argument("data", help="output of shards.py, such as s3://my-bucket/images")
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=32, help="of each rank")
+    parser.add_argument("--batch-size", type=int, default=32, help="samples per rank and step")
     parser.add_argument("--save-every", type=int, default=5, metavar="STEPS")
     return parser.parse_args()
 

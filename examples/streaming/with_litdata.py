@@ -1,4 +1,4 @@
-"""Train on shards in S3 with LitData, which knows how to continue in the middle of an epoch."""
+"""Train on shards in S3 with LitData, which can continue in the middle of an epoch."""
 
 import tempfile
 from pathlib import Path

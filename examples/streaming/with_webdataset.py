@@ -1,7 +1,7 @@
-"""Train on shards in S3 with WebDataset. It keeps no place in the data, so `Shards` does.
+"""Train on shards in S3 with WebDataset; `Shards` tracks the position in the data.
 
-The order of an epoch follows from its number alone. To continue, the samples that were used are
-read again and dropped, which costs no more than reading: they are not decoded.
+The order of an epoch follows from its number alone. To continue, samples that were already used
+are read again and dropped, but not decoded.
 """
 
 import random

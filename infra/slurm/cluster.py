@@ -94,11 +94,11 @@ def _parser() -> argparse.ArgumentParser:
 def _add_size_arguments(verb: argparse.ArgumentParser) -> None:
     for name, default, help_text in (
         ("nodes", 4, "number of nodes"),
-        ("cpus", 8, "CPUs of each node, in Slurm's view"),
-        ("memory", 8000, "MiB of memory of each node, in Slurm's view"),
-        ("gpus-per-node", 2, "simulated GPUs of each node"),
-        ("min-job-age", 3600, "seconds for which the controller keeps a finished job"),
-        ("accounting", 0, "1 for slurmdbd with a database; requires slurmdbd and mariadb-server"),
+        ("cpus", 8, "CPUs per node, as seen by Slurm"),
+        ("memory", 8000, "memory per node in MiB, as seen by Slurm"),
+        ("gpus-per-node", 2, "simulated GPUs per node"),
+        ("min-job-age", 3600, "how long the controller keeps a finished job, in seconds"),
+        ("accounting", 0, "set to 1 to run slurmdbd; requires slurmdbd and mariadb-server"),
     ):
         verb.add_argument(
             f"--{name}",
@@ -121,7 +121,7 @@ def start(folder: Path, options: argparse.Namespace) -> int:
         if _running(record):
             if record["size"] != size:
                 raise ClusterError(
-                    f"{folder} is already running with {record['size']}: stop it first"
+                    f"{folder} is already running with {record['size']}; stop it first"
                 )
             print(f"{folder}: already running")
             return 0
@@ -156,7 +156,7 @@ def status(folder: Path, _: argparse.Namespace) -> int:
 def env(folder: Path, _: argparse.Namespace) -> int:
     """Print the line for `eval`. Raises ClusterError when the cluster is down."""
     if not _running(_read_record(folder)):
-        raise ClusterError(f"no cluster is running in {folder}: start it first")
+        raise ClusterError(f"no cluster is running in {folder}; start it first")
     print(f"export SLURM_CONF={shlex.quote(str(_conf(folder)))}")
     return 0
 
@@ -176,9 +176,9 @@ def _check(folder: Path, options: argparse.Namespace) -> None:
     step = folder / "spool" / "n999" / "n999_99999999.4294967291"  # the socket of slurmstepd
     if len(str(step)) > MAX_SOCKET_PATH or any(c in str(folder) for c in " ,%\\'\"#="):
         raise ClusterError(
-            f"{folder} cannot be used: the path of a Unix socket has at most {MAX_SOCKET_PATH} "
-            "characters, and Slurm accepts no blanks, quotes or any of , % # = \\ in a path. "
-            "Choose a short plain path"
+            f"{folder} cannot be used: the path of a Unix socket is limited to {MAX_SOCKET_PATH} "
+            "characters, and Slurm does not accept spaces, quotes or any of , % # = \\ in a path. "
+            "Choose a short, plain path"
         )
     if options.nodes < 1 or options.cpus < 1 or options.gpus_per_node < 0:
         raise ClusterError("--nodes and --cpus must be at least 1, --gpus-per-node at least 0")
@@ -342,7 +342,7 @@ def _end(folder: Path, record: dict[str, Any]) -> None:
     for pid in jobs:
         processes.send(pid, signal.SIGKILL)
     if not processes.gone([*pids, *jobs], TIMEOUT):
-        raise ClusterError(f"these processes do not exit: {[*pids, *jobs]}")
+        raise ClusterError(f"these processes did not exit: {[*pids, *jobs]}")
     (folder / "cluster.json").unlink(missing_ok=True)
     _socket(folder).unlink(missing_ok=True)
 

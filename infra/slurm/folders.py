@@ -25,12 +25,12 @@ def check(folder: Path) -> None:
     info = folder.lstat()
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
         raise UntrustedFolder(
-            f"{folder} is a link or a file, or belongs to another user: choose a folder of your own"
+            f"{folder} is a link or a file, or belongs to another user; choose a folder of your own"
         )
     if info.st_mode & _WRITE and any(folder.iterdir()):
         raise UntrustedFolder(
             f"{folder} is not empty, and other users can write to it "
-            f"(mode {stat.S_IMODE(info.st_mode):04o}): choose a new folder"
+            f"(mode {stat.S_IMODE(info.st_mode):04o}); choose a new folder"
         )
 
 

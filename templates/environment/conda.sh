@@ -1,6 +1,6 @@
 # shellcheck shell=sh disable=SC2154
-# The conda environment $environment, a name or a folder. `conda init` sets CONDA_EXE, micromamba's
-# MAMBA_EXE, but only in interactive shells.
+# Activates the conda environment $environment, a name or a folder. `conda init` sets CONDA_EXE and
+# micromamba sets MAMBA_EXE, but only in interactive shells.
 conda=
 for candidate in \
     "$CONDA_EXE" "$(command -v conda)" "$MAMBA_EXE" "$(command -v micromamba)" \
@@ -13,7 +13,7 @@ for candidate in \
 done
 case ${conda##*/} in
     '')
-        echo "deploykit: the job cannot start: environment.conda: conda was not found on $(uname -n)"
+        echo "deploykit: the job cannot start: conda was not found on $(uname -n) (environment.conda)"
         exit 78
         ;;
     conda) hook=$("$conda" shell.posix hook) ;;
@@ -25,6 +25,6 @@ else
     python=
 fi
 if ! [ -x "$python" ]; then
-    echo "deploykit: the job cannot start: environment.conda: $environment cannot be activated on $(uname -n), or has no Python"
+    echo "deploykit: the job cannot start: the conda environment $environment has no Python or cannot be activated on $(uname -n)"
     exit 78
 fi

@@ -1,8 +1,8 @@
 # shellcheck shell=sh disable=SC2154
-# The virtual environment in the folder $environment.
+# Activates the virtual environment in the folder $environment.
 python=$environment/bin/python
 if ! [ -x "$python" ]; then
-    echo "deploykit: the job cannot start: environment.venv: $python was not found on $(uname -n)"
+    echo "deploykit: the job cannot start: $python was not found on $(uname -n) (environment.venv)"
     exit 78
 fi
 export VIRTUAL_ENV="$environment" PATH="$environment/bin:$PATH"

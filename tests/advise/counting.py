@@ -1,6 +1,6 @@
 """Predicted bytes beside those that torch allocates, counted on every rank of real processes.
 
-`python -m tests.advise.counting` prints the table of docs/how-to/choose-a-strategy.md.
+`python -m tests.advise.counting` prints the table of figures.md.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _rank(model, training, config, stage):
 
 
 def rows():
-    """The table of the guide: predicted over counted KiB, and the difference."""
+    """The table of figures.md: predicted over counted KiB, and the difference."""
     yield "| strategy x ranks | parameters | gradients | optimizer | activations | peak of a step |"
     yield "| --- | --- | --- | --- | --- | --- |"
     for name, (world, each) in ALL.items():

@@ -1,6 +1,6 @@
 """Published runs beside what `advise` computes for them.
 
-`python -m tests.advise.published` prints the table of docs/how-to/choose-a-strategy.md.
+`python -m tests.advise.published` prints the table of figures.md.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def off(name):
 
 
 def rows():
-    """The table of the guide."""
+    """The table of figures.md."""
     yield "| run | source | figure | computed | published | difference |"
     yield "| --- | --- | --- | --- | --- | --- |"
     for run in ROWS:

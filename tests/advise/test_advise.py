@@ -145,8 +145,8 @@ def test_the_answer_is_one_sentence_above_a_table(capsys):
     assert run(*SEVEN, "--nodes", "2", "--gpus-per-node", "8") == 0
     sentence, table, notes = capsys.readouterr().out.split("\n\n", 1)[1].split("\n\n")
     assert sentence.startswith("Use pp")
-    assert ": a whole copy does not fit on a GPU (ddp needs " in sentence
-    assert "; next best is " in sentence
+    assert ": a full copy of the model does not fit on a GPU (ddp needs " in sentence
+    assert "; the next best is " in sentence
     assert len(sentence.splitlines()) == 1
     rows = {line.split("\t")[0]: line.split("\t")[1] for line in table.splitlines()[1:]}
     assert {name.rstrip("*") for name in rows} == {*Strategy.__args__} - {"sharded-table"}
@@ -160,9 +160,12 @@ def test_what_was_assumed_of_the_batch_is_stated(capsys):
     assert run(*model) == 0
     said = capsys.readouterr().out
     assert "; 64 x 2048 tokens a step" in said
-    assert "Assumed: --batch-size 64 (8 per GPU) and --sequence 2048; set them to yours.\n" in said
+    assert (
+        "Assumed: --batch-size 64 (8 per GPU) and --sequence 2048; set the options to override.\n"
+        in said
+    )
     assert run(*model, "--sequence", "512", "--json") == 0
-    assert "Assumed: --batch-size 64 (8 per GPU); set them" in capsys.readouterr().out
+    assert "Assumed: --batch-size 64 (8 per GPU); set the options" in capsys.readouterr().out
     assert run(*model, "--sequence", "512", "--batch-size", "8") == 0
     assert "Assumed" not in capsys.readouterr().out
 
@@ -221,11 +224,17 @@ def test_every_problem_at_once(capsys):
 
 ODD = ("--layers", "4", "--width", "64", "--batch-size", "3", "--sequence", "64")
 REMARKS = {
-    "mi300x is unknown: the speed of an A100 is assumed": (
+    "mi300x is an unknown GPU; the speed of an A100 is assumed": (
         *(*TINY, "--gpu", "mi300x", "--gpu-memory", "192GiB"),
     ),
     "--precision fp16 is much faster": (*TINY, "--gpu", "v100"),
-    "A batch of 3 cannot be split over 8 GPUs": (*ODD, "--gpu", "l4", "--gpus-per-node", "8"),
+    "A batch of 3 cannot be split evenly over 8 GPUs": (
+        *ODD,
+        "--gpu",
+        "l4",
+        "--gpus-per-node",
+        "8",
+    ),
 }
 
 

@@ -10,7 +10,7 @@ from tests.advise.counting import ALL, count, predict, rows
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("advise")]
 
-GUIDE = Path(__file__).parents[2] / "docs/how-to/choose-a-strategy.md"
+FIGURES = Path(__file__).with_name("figures.md")
 SCALARS = 1024
 """Bytes: AdamW keeps a step counter for each tensor, the loss a few single numbers."""
 
@@ -50,6 +50,6 @@ def test_the_peak_of_a_step_is_reached_and_not_passed(case):
         assert 0.98 * found["peak"] <= guess["peak"] <= 1.25 * found["peak"]
 
 
-def test_the_guide_shows_these_figures():
-    page = GUIDE.read_text(encoding="utf-8")
+def test_the_table_shows_these_figures():
+    page = FIGURES.read_text(encoding="utf-8")
     assert "\n".join(rows()) in page

@@ -23,7 +23,7 @@ EFA = {"fabric": "efa", "bandwidth": 400e9}
 EFA_400 = {"fabric": "efa", "bandwidth": 50e9}
 TIGHT = 0.9
 WIDE = 32
-COPY = "a whole copy fits"
+COPY = "a full copy of the model fits"
 NOTHING = MappingProxyType({})
 
 
@@ -159,7 +159,7 @@ KNOWN = {
         3 * B, "a10g", (8, 1), 64, 2048, {"zero3"}, ("splits layers",)
     ),
     "7B on 8 L40S without NVLink": Case(
-        7 * B, "l40s", (8, 1), 64, 2048, {"zero3"}, ("zero2 fills over 90% of the memory",)
+        7 * B, "l40s", (8, 1), 64, 2048, {"zero3"}, ("zero2 uses over 90% of the memory",)
     ),
     # https://arxiv.org/abs/2205.05198: fewer samples than GPUs, so layers must be split
     "7B on 8 A100-80GB with a batch of 4": Case(
@@ -187,7 +187,7 @@ KNOWN = {
     ),
     # https://arxiv.org/abs/2101.06840 (ZeRO-Offload): states in host memory
     "10B on one V100-32GB": Case(
-        10 * B, "v100-32gb", (1, 1), 8, 1024, {"zero3"}, ("states in host memory",),
+        10 * B, "v100-32gb", (1, 1), 8, 1024, {"zero3"}, ("CPU offload",),
         training={"precision": "fp16", "offload": None},
     ),
 }  # fmt: skip
@@ -238,14 +238,14 @@ def test_the_order_follows_its_rules(name):
 @pytest.mark.parametrize("name", KNOWN)
 def test_every_strategy_that_is_not_chosen_has_its_drawback(name):
     advice = advice_on(name)
-    drawbacks = ("does not fit", "for teaching", "fills over 90%", "splits layers", "shards over ")
+    drawbacks = ("does not fit", "for teaching", "uses over 90%", "splits layers", "shards over ")
     for each in advice.candidates:
         verdict = advice.verdict(each)
         assert (verdict == "best") == (each is advice.best)
         if each is not advice.best:
             assert verdict.startswith((*drawbacks, "more complex")) or verdict.endswith(" slower")
     if advice.second is not None:
-        text = f"; next best is {advice.second.strategy}: {advice.verdict(advice.second)}."
+        text = f"; the next best is {advice.second.strategy}: {advice.verdict(advice.second)}."
         assert report.recommendation(advice).endswith(text)
 
 
@@ -261,7 +261,7 @@ def test_what_the_trainer_cannot_do_yet_is_said_and_not_written(name):
     said = report.not_in_trainer(missing, runs)
     assert all(words in said for words in missing)
     assert all((EXAMPLES / report.EXAMPLES[each]).is_file() for each in missing)
-    assert "none of its strategies fits" in said or runs.best.strategy in said
+    assert "no strategy of the trainer fits" in said or runs.best.strategy in said
     assert runs.best is None or can_run(runs.best.config)
 
 

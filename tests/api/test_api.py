@@ -192,7 +192,7 @@ def test_a_job_needs_a_name_and_an_entrypoint_only(project):
 
 def test_hints_about_the_command_line_are_about_arguments_in_python(project, capsys):
     data = {"data": {"train": "hf://bucket/train"}}
-    for backend, hint in (("local", "set a folder"), ("slurm", "set that folder")):
+    for backend, hint in (("local", "use a folder"), ("slurm", "a shared folder, and pass")):
         with pytest.raises(JobFileError, match=f'{hint}.* set={{"data.train": FOLDER}}') as caught:
             deploykit.plan(backend=backend, set=data)
         assert "--set" not in str(caught.value)
@@ -249,7 +249,7 @@ def test_a_wrong_key_has_its_name_and_what_was_meant(project, keys, problem):
     [
         ({"args": "--lr 0.1"}, "args='--lr 0.1': expected a list"),
         ({"args": ["--lr", None]}, r"args\[1\]: expected text, a number or a path, got None"),
-        ({"set": {"resources.": 2}}, "set 'resources.': expected a key"),
+        ({"set": {"resources.": 2}}, "set: 'resources.' is not a key"),
     ],
 )
 def test_a_wrong_argument_is_named(project, arguments, message):
@@ -302,8 +302,14 @@ def test_a_run_is_got_by_its_id_or_its_beginning_and_never_by_its_end(ended):
 def test_the_same_run_id_is_sent_once(project):
     plan = deploykit.plan(backend="print", run="one")
     assert plan.submit() == plan.submit() == deploykit.submit(backend="print", run="one")
-    with pytest.raises(UsageError, match="belongs to a different job"):
+    told = "belongs to a different job; argument 1 was not set, now more\n"
+    with pytest.raises(UsageError, match=told):
         deploykit.submit(backend="print", run="one", args=["more"])
+    with pytest.raises(UsageError, match=r"job; that run's backend is print\n"):
+        deploykit.submit(backend="local", run="one")
+    many = [f"--v{number}=new" for number in range(7)]
+    with pytest.raises(UsageError, match=r"--v4 was not set, now new; and 2 more settings"):
+        deploykit.submit(backend="print", run="one", args=many)
 
 
 def test_a_run_can_be_run_again(project):
@@ -344,7 +350,7 @@ def test_lines_are_selected_as_by_the_command(project, capsys):
     run = deploykit.submit(backend="print")
     assert list(run.logs(rank=3)) == []
     assert [line.text for line in run.logs(node=0)] == ["train.py --epochs 5"]
-    with pytest.raises(UsageError, match="time with its zone"):
+    with pytest.raises(UsageError, match="time with a time zone"):
         run.logs(since=datetime(2026, 1, 1))  # noqa: DTZ001
     assert list(run.logs(since=datetime.now(UTC) + timedelta(days=1))) == []
     with pytest.raises(UsageError) as caught:
@@ -436,7 +442,7 @@ def test_a_traceback_shows_the_hint():
         text=True,
         check=False,
     )
-    assert done.stderr.endswith("or write a job file with `deploykit init`\n")
+    assert done.stderr.endswith("or create a job file with `deploykit init`\n")
 
 
 def test_metrics_and_progress_are_those_of_the_commands(live, capsys):

@@ -43,7 +43,7 @@ NAMES = {
     *("subprocess.run", "subprocess.Popen", "subprocess.call", "subprocess.check_*"),
     *("subprocess.get*output", "os.system", "os.popen", "os.exec*", "os.spawn*", "os.posix_spawn*"),
     *("os.startfile", "pty.*", "asyncio.create_subprocess_*", "multiprocessing.*Process"),
-    "torch.multiprocessing.*spawn*",
+    *("torch.multiprocessing.*spawn*", "webbrowser.open*", "webbrowser.get"),
     # formats with a history
     *("tarfile.*open", "tarfile.TarFile", "zipfile.ZipFile", "zipfile.PyZipFile"),
     *("shutil.unpack_archive", "yaml.*oad*", "yaml.compose*", "yaml.parse", "yaml.scan"),

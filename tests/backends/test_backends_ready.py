@@ -41,7 +41,7 @@ def test_without_slurms_commands_a_login_node_is_proposed(capsys, monkeypatch):
     row, _ = ask(capsys, "slurm")
     assert (row["usable"], row["missing"]) == (False, list(slurm.PROGRAMS))
     (how,) = row["how"]
-    assert how.startswith("run deploykit on a login node, or submit over ssh from here: slurm.host")
+    assert how.startswith("run deploykit on a login node, or set slurm.host")
 
 
 @needs_slurm_commands
@@ -75,9 +75,9 @@ def test_a_cluster_that_answers_is_usable(cluster, capsys):
 
 def test_without_region_and_credentials_both_are_missing(capsys, no_aws, monkeypatch):
     row, _ = ask(capsys, "sagemaker")
-    assert row["missing"] == ["no region", "no AWS credentials"]
-    region = "set sagemaker.region in a job file; for this check: export AWS_REGION=us-east-1"
-    assert row["how"] == [region, "aws configure, aws sso login, AWS_PROFILE"]
+    assert row["missing"] == ["no AWS region is set", "no AWS credentials found"]
+    region = "set sagemaker.region in the job file; for this check: export AWS_REGION=us-east-1"
+    assert row["how"] == [region, "run `aws configure` or `aws sso login`, or set AWS_PROFILE"]
     monkeypatch.setenv("AWS_PROFILE", "nope")
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     row, _ = ask(capsys, "sagemaker")

@@ -57,7 +57,7 @@ def test_its_whole_life(project, capsys):
     assert "no metrics" in run(capsys, "metrics", "one")[1].err
     assert "no profile" in run(capsys, "profile", "one")[1].err
     assert "has no `track`" in run(capsys, "sync", "one")[1].err
-    assert "output: on this machine, in " in run(capsys, "fetch", "one")[1].out
+    assert "output: already on this machine, in " in run(capsys, "fetch", "one")[1].out
     assert "one: succeeded" in run(capsys, "watch", "one", "--once")[1].out
     assert "Run one on print: succeeded" in run(capsys, "guide", "nccl", "one")[1].out
     assert (
@@ -127,7 +127,10 @@ def test_what_it_does_not_offer_is_said_plainly(name, project, capsys):
     assert run(capsys, "submit", "--backend", "print", "--run", "one")[0] == 0
     code, shown = run(capsys, *argv)
     assert code == 64
-    assert f"backend print does not offer `{name}`\n  offered by: {offering}\n" in shown.err
+    assert (
+        f"backend print does not offer `{name}`\n  backends that offer it: {offering}\n"
+        in shown.err
+    )
 
 
 @pytest.mark.parametrize(
@@ -136,7 +139,10 @@ def test_what_it_does_not_offer_is_said_plainly(name, project, capsys):
         ("check --set preflight=true", "preflight: backend print does not offer `preflight`"),
         ("submit --set preflight=true", "preflight: backend print does not offer `preflight`"),
         ("submit --dry-run --set max_cost=5USD", "max_cost: this backend has no prices, so the"),
-        ("check --set resources.nodes=2", "resources.nodes: paper has one node (nodes: 1)"),
+        (
+            "check --set resources.nodes=2",
+            "resources.nodes: print supports only one node (set nodes: 1)",
+        ),
         ("check --set print.prefx=x", "print.prefx: unknown key (did you mean 'prefix'?)"),
     ],
 )
@@ -152,9 +158,13 @@ def test_every_verb_is_tried_here_or_needs_no_backend():
         *("submit", "status", "list", "logs", "wait", "diagnose", "cancel", "backends", "check"),
         *("compare", "config", "cost", "doctor", "guide", "init", "attach", "exec", "shell"),
         *("report", "reproduce", "rerun", "disk", "dump", "prune", "rm", "sweep", "sync"),
-        *("deploy", "export", "fetch", "metrics", "profile", "watch", "when"),
+        *("deploy", "export", "fetch", "metrics", "profile", "watch", "when", "open"),
     }
-    assert set(cli.VERBS) - tried == {"advise", "completion", "infra", "nodes"}
+    untried = {
+        *("advise", "completion", "endpoint", "evaluate", "infra", "mcp", "nodes", "notify"),
+        *("explain", "register", "schema"),
+    }
+    assert set(cli.VERBS) - tried == untried
 
 
 def test_one_that_cannot_be_imported_is_named_and_hides_no_other(tmp_path, capsys):

@@ -121,7 +121,7 @@ def test_a_daemon_that_the_script_left_ends_with_the_run(project, capsys, tmp_pa
     assert not Path(f"/proc/{daemon}").exists()
     assert cli.main(["logs", run]) == 0
     assert re.search(
-        rf"still running at the end, and stopped: sh \({daemon}\), sleep \(\d+\)",
+        rf"stopped processes left running: sh \({daemon}\), sleep \(\d+\)",
         capsys.readouterr().out,
     )
 
@@ -189,7 +189,14 @@ def test_same_run_id_starts_one_job(project, capsys, tmp_path):
     assert counter.read_text() == "x"
     (project / "train.py").write_text("print('another')")
     assert cli.main(["submit", "--backend", "local", "--run", "one", "--set", "retries=1"]) == 64
-    assert "belongs to a different job" in capsys.readouterr().err
+    told = "belongs to a different job; retries was 0, now 1; the source files, or the version"
+    assert told in capsys.readouterr().err
+    assert (
+        cli.main(["submit", "--backend", "local", "--run", "one", "--set", "env.A=private"]) == 64
+    )
+    message = capsys.readouterr().err
+    assert "belongs to a different job; env.A differs; " in message
+    assert "private" not in message
 
 
 def test_dry_run_is_what_runs(project, capsys, tmp_path):

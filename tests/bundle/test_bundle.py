@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -224,6 +225,21 @@ def test_fetched_results_and_old_state_do_not_travel(tmp_path):
     assert "run-1/output/weights.pt" in names(source)
 
 
+def test_packages_of_models_do_not_travel(tmp_path):
+    """The weights of `deploykit export --to model` would be in each later job."""
+    source = tree(
+        tmp_path / "p", {"train.py": "1", "mine/manifest.json": "{}", "mine/code/a.py": ""}
+    )
+    before = bundle.scan(source, LIMIT).hash
+    manifest = json.dumps({"format": 1, "run": "digits", "deploykit": "0.2.0"}, indent=1)
+    package = {"model/manifest.json": manifest, "model/code/inference.py": "", "model/w.bin": "1"}
+    tree(source, package)
+    assert bundle.scan(source, LIMIT).hash == before
+    assert "mine/code/a.py" in names(source)
+    (source / ".deploykitignore").write_text("!model/\n")
+    assert "model/w.bin" in names(source)
+
+
 def test_a_whole_home_folder_is_refused(tmp_path, monkeypatch):
     """It holds tokens of many programs, whose names nobody can list."""
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -239,11 +255,11 @@ def test_pointers_of_git_lfs_are_named(tmp_path):
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
     source = tree(tmp_path, {"a.bin": pointer, "b.md": f"see {pointer}"})
     (warning,) = bundle.scan(source, LIMIT).warnings
-    assert warning.message == "a.bin is a pointer of Git LFS, without the content"
+    assert warning.message == "a.bin is a Git LFS pointer without content"
     assert (warning.severity, "git lfs pull" in warning.hint) == ("warning", True)
     tree(tmp_path, {"data/c.bin": pointer})
     (warning,) = bundle.scan(source, LIMIT).warnings
-    assert warning.message.startswith("a.bin and 1 more are pointers")
+    assert warning.message.startswith("a.bin and 1 more are Git LFS pointers")
     (source / ".deploykitignore").write_text("*.bin\n")
     assert bundle.scan(source, LIMIT).warnings == ()
 
@@ -304,8 +320,8 @@ def test_links_that_leave_the_tree_are_refused(tmp_path):
     (source / "in/abs").symlink_to("/etc/passwd")
     found = scan_problems(source)
     assert len(found) == 2
-    assert "up is a link to ../outside, outside the source folder" in found[0]
-    assert "in/abs is a link to /etc/passwd, outside" in found[1]
+    assert "up is a link to ../outside, which is outside the source folder" in found[0]
+    assert "in/abs is a link to /etc/passwd, which is outside" in found[1]
 
 
 def test_special_files_are_refused(tmp_path, monkeypatch):
@@ -315,8 +331,8 @@ def test_special_files_are_refused(tmp_path, monkeypatch):
         monkeypatch.chdir(source)  # a socket's path must be short
         server.bind("sock")
         assert scan_problems(source) == [
-            "pipe is neither a file, a folder nor a link",
-            "sock is neither a file, a folder nor a link",
+            "pipe is not a file, folder or link",
+            "sock is not a file, folder or link",
         ]
 
 

@@ -55,5 +55,5 @@ def test_a_folder_that_looks_like_an_option_is_a_folder(archive, tmp_path, monke
 
 def test_a_damaged_archive_is_one_error_with_what_tar_says(archive, tmp_path):
     archive.write_bytes(archive.read_bytes()[:200])
-    with pytest.raises(CannotWrite, match=r"cannot be unpacked into .*out: .*[Uu]nexpected"):
+    with pytest.raises(CannotWrite, match=r"cannot unpack .* into .*out: .*[Uu]nexpected"):
         bundle.unpack(archive, tmp_path / "out")

@@ -129,7 +129,7 @@ def test_deploykitignore_leaves_out_files_and_secrets_stay_unless_it_includes_th
     assert [file.path for file in found.files] == ["a.csv", "empty", "server.key", "sub/b ü.bin"]
     (warning,) = found.warnings
     assert warning.path == "data.train"
-    assert warning.message.endswith("suggests a secret: .env")
+    assert warning.message.endswith("suggest secrets: .env")
     assert "!.env" in warning.hint
 
 
@@ -158,8 +158,8 @@ def test_every_file_that_cannot_be_uploaded_is_reported(data):
     assert "loop/ is a link to a folder that contains it" in found
     assert "sub/nothing is a broken link" in found
     assert "pipe is neither a file nor a folder" in found
-    assert "d/d/d/d/d/x has a path that is too long for S3" in found
-    assert any("not UTF-8" in message for message in found)
+    assert "d/d/d/d/d/x exceeds the maximum length of an S3 key" in found
+    assert any("not a valid UTF-8 name" in message for message in found)
     assert {problem.path for problem in caught.value.problems} == {"data.train"}
 
 

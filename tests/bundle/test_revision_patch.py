@@ -215,10 +215,10 @@ def test_attributes_and_filters_are_those_of_git(repo, tmp_path):
 def test_a_large_change_is_not_recorded(repo, monkeypatch):
     monkeypatch.setattr(revision, "_MAX_CHANGED", 1 << 20)
     tree(repo, {"new": "x" * (2 << 20)})
-    assert "more than 1 MiB of files are new" in uncommitted(repo)
+    assert "the new files exceed 1 MiB" in uncommitted(repo)
     tree(repo, {"new": ""})
     (repo / "top").write_text("".join(f"{n}\n" for n in range(300_000)))
-    assert "the changes are more than 1 MiB" in uncommitted(repo)
+    assert "the changes exceed 1 MiB" in uncommitted(repo)
 
 
 def test_no_program_of_the_configuration_is_started(repo, tmp_path, monkeypatch):

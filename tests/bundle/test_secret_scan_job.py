@@ -140,7 +140,7 @@ def test_strict_refuses_what_is_only_a_warning(job, capsys):
         said = told(capsys, *argv, "--strict", code=JobFileError.exit_code)
         assert "env.HF_TOKEN" in said.err
         assert "not-of-a-known-shape" not in said.err + said.out
-        assert "with `strict`, warnings are errors" in said.err
+        assert "warnings are errors because of `strict`" in said.err
         assert said.out == ""
 
 

@@ -75,7 +75,7 @@ def test_every_verb_explains_itself(verb, capsys):
     assert caught.value.code == 0
     text = capsys.readouterr().out
     assert f"usage: deploykit {verb}" in text
-    assert ("--json" in text) == (verb != "completion")
+    assert ("--json" in text) == (verb not in {"completion", "mcp"})
 
 
 def test_help_lists_each_verb_once_in_five_groups(monkeypatch, capsys):
@@ -130,16 +130,36 @@ def test_version(argv, capsys):
         (["delete"], "unknown command 'delete'", "did you mean `deploykit rm`?"),
         (["tail"], "unknown command 'tail'", "did you mean `deploykit logs --follow`?"),
         (["help", "sbumit"], "unknown command 'sbumit'", "did you mean `deploykit submit`?"),
-        (["--verison"], "no command before --verison", "did you mean '--version'?"),
-        (["-w"], "no command before -w", "as in `deploykit submit --wait`"),
+        (["--verison"], "expected a command before --verison", "did you mean '--version'?"),
+        (["-w"], "expected a command before -w", "as in `deploykit submit --wait`"),
         (["rm"], "the following arguments are required: RUN", "`deploykit rm --help`"),
-        (["attach", "one"], "backend local does not offer `attach`", "offered by: sagemaker"),
-        (["submit", "--", "\udcff"], "an argument of the trainer is not UTF-8 text", ""),
+        (
+            ["attach", "one"],
+            "backend local does not offer `attach`",
+            "backends that offer it: sagemaker",
+        ),
+        (["submit", "--", "\udcff"], "a trainer argument is not valid UTF-8", ""),
         (["logs", "--first-eror"], "unrecognized arguments: --first-eror", "'--first-error'?"),
         (["logs", "a", "b"], "unrecognized arguments: b", "see `deploykit logs --help`"),
-        (["wait", "--timeout", "2x"], "'2x' is not a time such as 90s or 30m", "wait --help"),
+        (
+            ["submit", "--nproc", "2", "train.py"],
+            "unrecognized arguments: --nproc\n",
+            "instead of --nproc: --processes-per-node N\n",
+        ),
+        (
+            ["sweep", "start", "--nnodes=2", "--nproc_per_node=4", "--grid", "lr=1"],
+            "unrecognized arguments: --nnodes --nproc-per-node\n",
+            "=N\n  instead of --nproc-per-node: --set resources.processes_per_node=N\n",
+        ),
+        (
+            ["submit", "--standalone", "train.py"],
+            "unrecognized arguments: --standalone\n",
+            "instead of --standalone: nothing; deploykit configures",
+        ),
+        (["logs", "--nnodes", "2"], "unrecognized arguments: --nnodes", "did you mean '--node'?"),
+        (["wait", "--timeout", "2x"], "'2x' is not a duration such as 90s or 30m", "wait --help"),
         (["submit", "--backend", "slrum"], "unknown backend 'slrum'", "did you mean 'slurm'?"),
-        (["submit", "--backend", "local", "--run", "a b"], "the run id 'a b' is not valid", ""),
+        (["submit", "--backend", "local", "--run", "a b"], "invalid run id 'a b'", ""),
         (["submit", "--backend", "local", "--set", "x"], "expected KEY=VALUE", "resources.nodes=2"),
     ],
 )
@@ -178,13 +198,13 @@ def test_a_misspelled_script_is_answered_with_the_right_one(project, capsys):
     ("argv", "said"),
     [
         (["--nodes", "two"], "argument --nodes: expected a whole number, got 'two'"),
-        (["--nodes", "4:2"], "argument --nodes: the minimum, 4 nodes, exceeds the maximum, 2"),
+        (["--nodes", "4:2"], "argument --nodes: the minimum of 4 nodes exceeds the maximum of 2"),
         (["--time-limit", "soon"], "argument --time-limit: expected a time such as"),
         (["--set", "resources.nodes=two"], "resources.nodes: expected a whole number"),
         (["--set", "resources={nodes: two}"], "resources.nodes: expected a whole number"),
         (["--max-cost", "much"], "argument --max-cost: expected an amount of money"),
         (["--debugger", "7"], "argument --debugger: rank '7' does not exist"),
-        (["-m", "no/such"], "argument -m: 'no/such' is not the name of a module"),
+        (["-m", "no/such"], "argument -m: 'no/such' is not a valid module name"),
     ],
 )
 def test_what_was_typed_is_blamed_on_the_command_line(project, capsys, argv, said):
@@ -240,7 +260,7 @@ def test_init_says_where_it_cannot_write(project, capsys):
     assert run("init", "--full", "no folder/job.yaml") == 64
     assert "cannot write no folder/job.yaml: No such file" in capsys.readouterr().err
     assert run("init", "--full", "--json", "other.yaml") == 0
-    assert json.loads(capsys.readouterr().out) == {"path": "other.yaml"}
+    assert json.loads(capsys.readouterr().out) == {"schema_version": 1, "path": "other.yaml"}
 
 
 def test_a_list_without_runs_says_how_to_start_one(project, capsys):
@@ -405,15 +425,15 @@ def test_logs_of_an_invalid_time(logged, capsys):
 
 
 @pytest.mark.parametrize(
-    ("count", "task", "said"),
+    ("numbers", "task", "said"),
     [
         (None, 0, "one is not a job array"),
-        (2, 2, "one has no task 2"),
-        (2, -1, "one has no task -1"),
+        (range(2), 2, "one has no task 2"),
+        (range(2), -1, "one has no task -1"),
     ],
 )
-def test_logs_of_a_task_that_does_not_exist(logged, capsys, monkeypatch, count, task, said):
-    tasks = types.SimpleNamespace(tasks=lambda handle: count)
+def test_logs_of_a_task_that_does_not_exist(logged, capsys, monkeypatch, numbers, task, said):
+    tasks = types.SimpleNamespace(tasks=lambda handle: numbers)
     monkeypatch.setattr(backend, "require", lambda name, capability: tasks)
     assert run("logs", "one", f"--task={task}") == 64
     assert said in capsys.readouterr().err
@@ -491,7 +511,7 @@ def test_a_list_that_is_cut_says_so(project, capsys):
     assert cli.main(["list", "-n", "2"]) == 0
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 2
-    assert shown.err == "the newest 2 of 3 runs; all: -n 3\n"
+    assert shown.err == "showing the newest 2 of 3 runs; -n 3 shows all\n"
 
 
 def _actions(verb):
@@ -619,7 +639,7 @@ def test_check_cost_when_and_doctor_mean_the_same_backends(
 def test_a_submit_to_the_default_backend_names_the_sections_of_others(project, capsys, monkeypatch):
     with (project / "job.yaml").open("a") as file:
         file.write("slurm: {}\n")
-    note = "note: runs on local, the default; the job has a section for slurm: -b chooses"
+    note = "note: runs on local, the default backend; use -b to choose slurm instead"
     assert run("submit", "--dry-run") == 0
     assert note in capsys.readouterr().err
     for explicit in (["-b", "local"], ["--set", "backend=local"]):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import documents
 from tests.aws_server import SECTION
 from tests.observe.trackers.tracked import history
 
@@ -67,14 +68,22 @@ def deploykit(folder):
             check=False,
         )
         assert done.returncode == code, done.stdout + done.stderr
-        return json.loads(done.stdout) if "--json" in words else done.stdout
+        if "--json" not in words:
+            return done.stdout
+        printed = json.loads(done.stdout)
+        assert documents.problems(words[0], printed) == []
+        return printed
 
     return run
 
 
+def options(backend, *settings):
+    return ["--backend", backend, *(word for setting in settings for word in ("--set", setting))]
+
+
 def plan_and_submit(deploykit, backend, run, *settings):
-    """Check, dry run, submit; the plan's text that was shown before, and the run."""
-    chosen = ["--backend", backend, *(word for setting in settings for word in ("--set", setting))]
+    """Check, dry run, submit twice: the plan was shown before, and there is one run."""
+    chosen = options(backend, *settings)
     deploykit("check", *chosen)
     shown = deploykit("submit", *chosen, "--run", run, "--dry-run")
     row = deploykit("submit", *chosen, "--run", run, "--json")
@@ -119,7 +128,7 @@ def is_tracked(deploykit, board):
 
 def fails(deploykit, backend, *settings):
     """A run that ends with a code of the program's own, which every verb knows."""
-    plan_and_submit(deploykit, backend, "bad", *settings, "env.CODE=3")
+    deploykit("submit", *options(backend, *settings, "env.CODE=3"), "--run", "bad")
     assert deploykit("wait", "bad", "--json", code=3)["exit_code"] == 3
     (row,) = deploykit("status", "bad", "--json")
     assert (row["state"], row["exit_code"]) == ("failed", 3)
@@ -130,7 +139,7 @@ def is_cancelled(deploykit, backend, *settings):
     """A run that is stopped."""
     sleep = "entrypoint={script: sleep.py}"
     Path("sleep.py").write_text("import time; time.sleep(600)\n")
-    row = plan_and_submit(deploykit, backend, "long", *settings, sleep)
+    row = deploykit("submit", *options(backend, *settings, sleep), "--run", "long", "--json")
     shows_where_it_stands(deploykit, Path(row["folder"]))
     deploykit("cancel", "long")
     assert deploykit("wait", "long", "--json", code=143)["state"] == "cancelled"

@@ -53,17 +53,24 @@ def test_a_command_and_a_shell_beside_a_rank(project, monkeypatch):
     assert (done.returncode, done.stdout) == (7, f"in\n1/2 /mine {inner} a  b\n"), done.stderr
     done = deploykit("exec", "one", "--json", "--", "sh", "-c", "echo $RANK; echo no >&2; exit 3")
     assert done.returncode == 3
-    found = {"run": "one", "rank": 0, "exit_code": 3, "stdout": "0\n", "stderr": "no\n"}
+    found = {
+        "schema_version": 1,
+        "run": "one",
+        "rank": 0,
+        "exit_code": 3,
+        "stdout": "0\n",
+        "stderr": "no\n",
+    }
     assert json.loads(done.stdout) == found
     done = deploykit("exec", "one", "--rank", "2", "--", "true")
     assert done.returncode == 75
-    assert done.stderr == "error: rank 2 of one is not running\n  running: ranks 0-1\n"
+    assert done.stderr == "error: rank 2 of one is not running\n  still running: ranks 0-1\n"
     monkeypatch.setenv("PS1", "> ")
     page = OnTerminal("shell", "one", "--rank", "1")
     page.type('echo "it is $((RANK + 41)) here"; exit 5\n')
     page.until("it is 42 here")
     assert page.end() == 5
-    assert "one, rank 1: `exit` ends this shell" in page.seen
+    assert "one, rank 1: type `exit` to leave this shell" in page.seen
     (inner / "enough").touch()
     assert deploykit("wait", "one").returncode == 0
     done = deploykit("exec", "one", "--", "true")
@@ -87,7 +94,7 @@ def test_the_command_line_of_this_machine(tmp_path):
     ]
     with pytest.raises(TryAgain, match="rank 7 of one is not running") as caught:
         local.enter(handle, 7, (), terminal=True)
-    assert caught.value.hint == "running: ranks 0-1"
+    assert caught.value.hint == "still running: ranks 0-1"
     assert [one.rank for one in exit_records.processes(tmp_path)] == [0, 1]
 
 
@@ -103,7 +110,7 @@ def test_a_container_of_sagemaker_takes_only_a_person(tmp_path):
     session = "aws ssm start-session --region eu-west-1 --target sagemaker-training-job:exp-1_algo-"
     assert sagemaker.enter(handle, 3, (), terminal=True) == f"{session}1".split()
     assert sagemaker.enter(handle, 4, (), terminal=True) == f"{session}2".split()
-    with pytest.raises(UsageError, match="accept no commands") as caught:
+    with pytest.raises(UsageError, match="not a command") as caught:
         sagemaker.enter(handle, 4, ["ls"], terminal=True)
     assert caught.value.hint == f"{session}2"
 
@@ -111,11 +118,11 @@ def test_a_container_of_sagemaker_takes_only_a_person(tmp_path):
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        (["exec", "live-run"], 64, "no command is given\n  put it after `--`"),
+        (["exec", "live-run"], 64, "a command is required\n  put it after `--`"),
         (["exec", "live-run", "--", "true"], 75, "no rank of live-run is running"),
         (["exec", "live-run", "--rank", "-1", "--", "true"], 64, "--rank"),
-        (["exec", "live-run", "--rank", "²", "--", "true"], 64, "is not a rank, such as 0"),
-        (["shell", "live-run"], 64, "a shell needs a terminal for its input and output"),
+        (["exec", "live-run", "--rank", "²", "--", "true"], 64, "is not a rank number such as 0"),
+        (["shell", "live-run"], 64, "a shell requires a terminal for input and output"),
     ],
 )
 def test_what_cannot_be_entered_says_why(live, capsys, words, code, told):

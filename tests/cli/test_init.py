@@ -43,13 +43,14 @@ def init(capsys, *argv):
     assert cli.main(["init", "--json", *argv]) == 0, capsys.readouterr()
     told = json.loads(capsys.readouterr().out)
     text = Path(told["path"]).read_text()
-    assert len(text.splitlines()) <= 15
+    assert len(text.splitlines()) <= 20
     return yaml.safe_load(text), told
 
 
 def test_an_empty_folder_gets_a_job_that_can_be_sent(folder, capsys):
     job, told = init(capsys)
     assert told == {
+        "schema_version": 1,
         "path": "job.yaml",
         "script": "train.py",
         "new": ["train.py"],
@@ -70,11 +71,22 @@ def test_the_section_for_sagemaker_names_the_newest_image(folder, capsys):
     assert cli.main(["init", "--full", "all.yaml"]) == 0
     image = catalog.later_image(catalog.LATEST, "us-east-1", "ml.g5.12xlarge")
     text = (folder / "job.yaml").read_text()
-    assert image in text
     assert "framework_version" not in text
+    section = re.findall(r"^# (sagemaker:|  .*)$", text, re.MULTILINE)
+    (folder / "job.yaml").write_text(text + "\n".join(section))
+    job = yaml.safe_load((folder / "job.yaml").read_text())
+    assert job["sagemaker"] == {
+        "role": "arn:aws:iam::123456789012:role/training",
+        "bucket": "my-bucket",
+        "region": "us-east-1",
+        "instance_type": "ml.g5.12xlarge",
+        "image_uri": image,
+    }
+    assert cli.main(["check", "--backend", "sagemaker", "--strict"]) == 0
     assert f"\n#   image_uri: {image}\n" in (folder / "all.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_the_trainer_trains_saves_and_goes_on(folder, monkeypatch):
     monkeypatch.undo()  # the cores and GPUs that are there
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -170,7 +182,7 @@ def test_the_others_are_named(folder, capsys):
         (folder / name).write_text(GUARD)
     assert cli.main(["init"]) == 0
     shown = capsys.readouterr().out
-    assert "wrote job.yaml: runs train.py on 1 process\n" in shown
+    assert "wrote job.yaml: runs train.py with 1 process\n" in shown
     assert "other scripts here: eval.py, plot.py\n" in shown
     assert cli.main(["init", "job.eval.yaml"]) == 0
     assert "next: `deploykit submit job.eval.yaml --wait`" in capsys.readouterr().out
@@ -182,7 +194,7 @@ def test_a_script_can_be_named(folder, capsys):
     assert init(capsys, "eval.py")[0]["entrypoint"]["script"] == "eval.py"
     (folder / "job.yaml").unlink()
     assert cli.main(["init", "evil.py"]) == 64
-    assert "no script evil.py\n  scripts here: train.py, eval.py" in capsys.readouterr().err
+    assert "script evil.py not found\n  scripts here: train.py, eval.py" in capsys.readouterr().err
     assert not (folder / "job.yaml").exists()
 
 
@@ -306,9 +318,9 @@ def test_two_questions_on_a_terminal(folder):
         (folder / name).write_text(GUARD)
     code, shown = on_a_terminal(folder, "5\n2\nslurm\n")
     assert code == 0, shown
-    assert "which script?\n  1  train.py\n  2  eval\\x1b[31m.py\n" in shown
+    assert "Which script should run?\n  1  train.py\n  2  eval\\x1b[31m.py\n" in shown
     assert "type a number from 1 to 2" in shown
-    assert "where will it run?\n  1  local\n  2  slurm\n  3  sagemaker\n" in shown
+    assert "Where should it run?\n  1  local\n  2  slurm\n  3  sagemaker\n" in shown
     job = yaml.safe_load((folder / "job.yaml").read_text())
     assert (job["entrypoint"]["script"], job["backend"]) == ("eval\x1b[31m.py", "slurm")
 
@@ -317,7 +329,7 @@ def test_two_questions_on_a_terminal(folder):
 def test_an_empty_answer_is_the_default(folder, answers):
     code, shown = on_a_terminal(folder, answers)
     assert code == 0, shown
-    assert "which script?" not in shown  # there is none to choose
+    assert "Which script should run?" not in shown  # there is none to choose
     assert "backend" not in yaml.safe_load((folder / "job.yaml").read_text())
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 
 import pytest
 
+from deploykit.backends import slurm
 from deploykit.cli import describe, output
 from deploykit.cli import main as cli
 from deploykit.job.model import State, Status
 from deploykit.lib import units
 from deploykit.run import registry
+from deploykit.run import state as run_state
 from deploykit.run.registry import Run
 
 
@@ -56,8 +59,8 @@ def test_filters_choose_runs(capsys, words, names):
 
 @pytest.mark.usefixtures("three")
 def test_what_is_left_out_is_said(capsys):
-    assert "the newest 1 of 2 runs; all: -n 2" in listed(capsys, "--name", "exp", "-n", "1")[1]
-    assert "no match among 3 runs" in listed(capsys, "--state", "running")[1]
+    assert "the newest 1 of 2 runs; -n 2 shows all" in listed(capsys, "--name", "exp", "-n", "1")[1]
+    assert "no matches among 3 runs" in listed(capsys, "--state", "running")[1]
 
 
 @pytest.mark.usefixtures("three")
@@ -179,3 +182,32 @@ def test_a_pipe_gets_no_colors(capsys, monkeypatch):
     out, err = capsys.readouterr()
     assert "\x1b" not in out + err
     assert err.startswith("error: ")
+
+
+@pytest.mark.usefixtures("three")
+def test_a_backend_that_does_not_answer_hides_no_run(monkeypatch, capsys):
+    """Its runs keep their last known state; one of them is a job array, which is not asked for."""
+    monkeypatch.setattr(run_state, "PATIENCE", 0.1)
+    answered = threading.Event()
+
+    def wait(*_):
+        assert answered.wait(60)
+        return {}
+
+    monkeypatch.setattr(slurm, "status", wait)
+    monkeypatch.setattr(slurm, "task_status", wait)
+    row = Run("stuck", "j", "slurm", "here", "/", "", "", None, 3600.0, "", id="7")
+    registry.add(row)
+    registry.update("stuck", Status(State.RUNNING, "", "on node 1"))
+    try:
+        reason = "last known; slurm did not answer within 0.1 s"
+        assert cli.main(["list"]) == cli.main(["status", "stuck"]) == 0
+        listing, status = capsys.readouterr().out.split("stuck: running\n")
+        assert "stuck\tslurm\trunning\t" in listing
+        assert reason in listing
+        assert reason in status
+        assert cli.main(["list", "--state", "running", "--json"]) == 0
+        (found,) = json.loads(capsys.readouterr().out)
+        assert (found["run"], found["state"], found["reason"]) == ("stuck", "running", reason)
+    finally:
+        answered.set()

@@ -141,7 +141,7 @@ def test_the_last_lines_of_a_log_and_those_that_follow(live):
 @pytest.mark.parametrize("text", ["0", "-1", "x", "²", "9" * 30])
 def test_a_number_of_lines_is_at_least_one(text, capsys):
     assert cli.main(["logs", f"--tail={text}"]) == 64
-    assert "is not a whole number of at least 1" in capsys.readouterr().err
+    assert "is not a positive whole number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

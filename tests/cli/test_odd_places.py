@@ -36,7 +36,7 @@ def test_a_state_folder_that_is_not_utf8(verb, project, tmp_path, monkeypatch, c
     assert cli.main(verb) == 73
     err = capsys.readouterr().err
     assert "error: the state folder '" in err
-    assert "latin \\udce9' has a name that is not UTF-8" in err
+    assert "latin \\udce9' is not a valid UTF-8 name" in err
     assert "DEPLOYKIT_HOME" in err
 
 
@@ -52,12 +52,12 @@ def test_a_source_folder_that_is_not_utf8(verb, project, tmp_path, monkeypatch, 
     project.rename(tmp_path / ODD)
     monkeypatch.chdir(tmp_path / ODD)
     assert cli.main(verb) == 64
-    assert "latin \\udce9' has a name that is not UTF-8" in capsys.readouterr().err
+    assert "latin \\udce9' is not a valid UTF-8 name" in capsys.readouterr().err
 
 
 def test_a_locale_without_utf8_in_a_folder_with_umlauts(project, tmp_path):
     folder = project.rename(tmp_path / "Übung")
-    said = "needs a locale with UTF-8: export LC_ALL=C.UTF-8"
+    said = "requires a UTF-8 locale: export LC_ALL=C.UTF-8"
     assert said in shown("submit", "--run", "one", folder=folder, code=64, **C_LOCALE)
     home = str(tmp_path / "ä")
     assert said in shown("list", code=73, DEPLOYKIT_HOME=home, **C_LOCALE)

@@ -91,7 +91,7 @@ def test_two_nodes_of_a_cluster_are_profiled(cluster, project, capsys):
 @pytest.mark.slow
 def test_a_program_that_ends_too_early_says_why_there_is_no_profile(project, capsys):
     shown = submit(capsys, "--profile", "torch:30:50", "--run", "prof", "--", "2")
-    assert "deploykit: no profile: the program made 2 optimizer steps" in shown
+    assert "deploykit: no profile: the program ended after 2 optimizer steps" in shown
     assert cli.main(["profile", "prof"]) == 66
     assert "--profile torch:20:25" in capsys.readouterr().err
 

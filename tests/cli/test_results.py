@@ -38,7 +38,6 @@ def ends(*overrides):
 
 
 @pytest.mark.torch
-@pytest.mark.quick
 def test_a_tutorials_snapshot_is_collected_and_the_next_submit_resumes(project, capsys, tmp_path):
     (project / "train.py").write_text(TUTORIAL)
     (project / "job.yaml").write_text(
@@ -130,7 +129,7 @@ def test_tasks_of_an_array_are_warned(project):
     changes = ["outputs=[a.pt]", "slurm.array=3"]
     file = lifecycle.load(Path("job.yaml"), changes, ["slurm"])
     (warning,) = lifecycle.check(file, "slurm")
-    assert "share the working folder" in warning.message
+    assert "share one working folder" in warning.message
 
 
 NONE = {"folder": "/o", "count": 0, "bytes": 0, "largest": []}

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from deploykit.cli import main as cli
 from deploykit.job.model import State, Status
 from deploykit.lib import terminal
-from deploykit.run import registry
+from deploykit.run import deployments, registry
 
 pytestmark = pytest.mark.slow
 
@@ -106,6 +106,11 @@ def place(project, tmp_path):
     )
     registry.add(row)
     registry.update("one", Status(State.FAILED, words, words, 1))
+    strings = dict.fromkeys(deployments.Deployment._fields[:10], words)
+    texts = {"machines": json.dumps([[words, 1, 1, 0]]), "requests": "[]", "settings": "{}"}
+    deployments._put(
+        deployments.Deployment(**strings, **texts, created=1.0, activated=1.0, reason=words)
+    )
     price = {"hourly": "2", "currency": words, "source": words}
     (folder / "price.json").write_text(json.dumps(price))
     registry.update("one", Status(State.FAILED, words, words, 1, billed=1800))
@@ -146,11 +151,21 @@ VERBS = {
     "metrics-csv": ["metrics", "one", "--csv", "--name", f"*{HOSTILE}*"],
     "sync": ["sync", "one"],
     "fetch": ["fetch", "one"],
+    "evaluate": ["evaluate", "one", "--dry-run"],
+    "evaluate-script": ["evaluate", "one", "--script", HOSTILE],
     "export": ["export", "one", "--to", "there"],
     "export-to": ["export", "one", "--to", HOSTILE, "--checkpoint", HOSTILE],
     "deploy": ["deploy", "one"],
     "deploy-nothing": ["deploy", HOSTILE],
+    "deploy-endpoint": ["deploy", "one", "-b", "sagemaker", "--set", SAGEMAKER],
+    "endpoint": ["endpoint", "rm"],
+    "endpoint-nothing": ["endpoint", "status", HOSTILE],
+    "endpoint-action": ["endpoint", HOSTILE],
+    "register": ["register", "one", "--name", HOSTILE],
+    "register-nothing": ["register", HOSTILE],
+    "list-endpoints": ["list", "--endpoints"],
     "fetch-nothing": ["fetch", "one", "-p", HOSTILE, "--to", "there"],
+    "open": ["open", "one", "--only", HOSTILE],
     "disk": ["disk"],
     "profile": ["profile", "one"],
     "profile-from": ["profile", "--from", HOSTILE],
@@ -165,6 +180,7 @@ VERBS = {
     "diagnose-file": ["diagnose", HOSTILE],
     "guide": ["guide", "nccl", "one"],
     "guide-name": ["guide", HOSTILE],
+    "explain": ["explain", HOSTILE],
     "guide-job": ["guide", "security-groups", "--job", HOSTILE],
     "check": ["check", "bad.yaml"],
     "check-file": ["check", f"{HOSTILE}.yaml".replace("/", "_")],
@@ -179,6 +195,7 @@ VERBS = {
     "sweep-status": ["sweep", "status", HOSTILE],
     "sweep-grid": ["sweep", "start", "--grid", f"{HOSTILE}=1", "--metric", HOSTILE],
     "sweep-list": ["sweep", "list"],
+    "submit-from": ["submit", "--backend", "local", "--init-from", HOSTILE],
     "submit-run": ["submit", "--backend", "local", "--run", HOSTILE],
     "rerun": ["rerun", "one"],
     "reproduce": ["reproduce", "one"],
@@ -195,7 +212,11 @@ VERBS = {
     "config-set": ["config", "--set", f"slurm.account={HOSTILE}"],
     "attach": ["attach", HOSTILE, "--backend", "sagemaker", "--target", "us-east-1"],
     "backends": ["backends", HOSTILE],
+    "schema": ["schema", HOSTILE],
     "completion": ["completion", HOSTILE],
+    "mcp": ["mcp", HOSTILE],
+    "notify": ["notify", HOSTILE],
+    "notify-one": ["notify", "one"],
     "no-verb": [HOSTILE],
     "no-option": ["list", f"--{HOSTILE}"],
 }

@@ -357,7 +357,7 @@ def test_metrics_as_csv_and_json(live, capsys):
 def test_metrics_of_a_run_without_any(live, capsys):
     live.log("hello")
     assert cli.main(["metrics"]) == 0
-    assert "no metrics were found" in capsys.readouterr().err
+    assert "no metrics found" in capsys.readouterr().err
 
 
 def test_patterns_and_lengths_come_from_the_job(live, capsys):
@@ -368,7 +368,7 @@ def test_patterns_and_lengths_come_from_the_job(live, capsys):
     shown = json.loads(capsys.readouterr().out)["progress"]
     assert (shown["epoch"], shown["epochs"], shown["loss"]) == (2, 4, 0.25)
     assert shown["sources"]["epochs"] == "argument --epochs"
-    assert shown["sources"]["loss"] == "log (metrics of the job file)"
+    assert shown["sources"]["loss"] == "log (metrics in the job file)"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]"])
@@ -384,8 +384,8 @@ def test_wrong_patterns_are_problems_of_the_job_file(project, capsys):
     argv = ["check", "--set", "metrics={a: '(', b: 'loss', c: 'loss (.)'}"]
     assert cli.main([*argv, "--backend", "local"]) == 65
     err = capsys.readouterr().err
-    assert "metrics.a: is not a regular expression" in err
-    assert "metrics.b: has no group around the number" in err
+    assert "metrics.a: is not a valid regular expression" in err
+    assert "metrics.b: has no group that captures the number" in err
     assert "metrics.c" not in err
 
 

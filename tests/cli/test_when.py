@@ -38,10 +38,10 @@ def test_the_quota_is_what_aws_tells(aws, project, capsys):
     argv = ["--backend", "sagemaker"]
     shown = run(capsys, *argv).out
     assert shown.startswith("ml.g5.xlarge in us-east-1\t-\t-\t0.16 USD\t")
-    assert f"{quota} is 2; AWS does not say when instances will be free" in shown
-    assert f"the quota '{SPOT_QUOTA} usage' is 0, and the job needs 1" in shown
+    assert f"{quota} is 2; AWS does not report when instances will be available" in shown
+    assert f"the quota '{SPOT_QUOTA} usage' is 0, but the job needs 1" in shown
     shown = run(capsys, *argv, "--nodes", "3", code=81).out
-    assert f"{quota} is 2, and the job needs 3" in shown
+    assert f"{quota} is 2, but the job needs 3" in shown
     pages[1]["Quotas"] = []
     assert f"{quota} is not listed" in run(capsys, *argv).out
 
@@ -120,7 +120,7 @@ def test_spot_instances_with_what_they_have_cost(aws, project, capsys):
     assert spot["where"] == "ml.g5.xlarge (spot) in us-east-1"
     assert "the quota 'ml.g5.xlarge for spot training job usage' is not listed; " in spot["reason"]
     assert spot["reason"].endswith(
-        "EC2's spot price of g5.xlarge in the last 7 days: 0.4224 to 0.61 USD an hour; now 0.4224 "
+        "EC2's spot price for g5.xlarge in the last 7 days: 0.4224 to 0.61 USD an hour; now 0.4224 "
         "in us-east-1a, 30% of SageMaker's on-demand price"
     )
     assert spot["settings"] == {"sagemaker.spot": "true", "sagemaker.max_wait": "1200s"}
@@ -131,8 +131,11 @@ def test_spot_instances_with_what_they_have_cost(aws, project, capsys):
     (row,) = json.loads(run(capsys, *argv, *chosen, "--json").out)["starts"]
     assert (row["where"], row["reason"], row["settings"]) == (spot["where"], spot["reason"], {})
     for answer, said in (
-        ((200, SPOT.format("")), "has sold no spot instances of g5.xlarge in us-east-1 for 7 days"),
-        ((403, DENIED), "no spot prices: "),
+        (
+            (200, SPOT.format("")),
+            "lists no spot prices for g5.xlarge in us-east-1 in the last 7 days",
+        ),
+        ((403, DENIED), "spot prices are unavailable: "),
     ):
         answers[:] = [answer]
         assert said in run(capsys, *argv).out

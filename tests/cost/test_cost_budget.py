@@ -49,7 +49,7 @@ def test_a_run_counts_at_its_worst_until_it_has_ended(job, capsys):
     run(capsys, "submit", "--run", "b")
     shown = run(capsys, "submit", "--run", "c", code=64).err
     assert (
-        "the job may cost 60.00 USD, more than its budget has left: budget 130.00 USD a month: "
+        "the job may cost 60.00 USD, more than is left in its budget: budget 130.00 USD a month: "
         "10.00 USD left; 0.00 USD spent, 120.00 USD reserved for 2 unfinished runs"
     ) in shown
     (paths.state() / "runs/go").touch()
@@ -91,7 +91,7 @@ def test_months_and_names(job, capsys):
 
 
 REFUSED = {
-    "59 USD": "budget: 59.00 USD is less than the job may cost, 60.00 USD",
+    "59 USD": "budget: the job may cost 60.00 USD, more than 59.00 USD",
     "99 EUR/month": "budget: is in EUR, but the prices are in USD",
     "99": "budget: expected an amount of money such as 2000 USD, 500 USD/month or",
     "99 USD/year": "expected an amount of money",
@@ -122,7 +122,7 @@ def test_a_sweep_ends_at_the_budget_and_goes_on_with_more(job, write, sweep, toy
     job("130 USD", do="pass")
     write(trials=6, parallel=4)
     sweep("start", "--sweep", "s", code=64)
-    assert "more than its budget has left" in sweep.notes
+    assert "more than is left in its budget" in sweep.notes
     assert sweep("status", "--json")["counts"] == {"running": 2, "succeeded": 4}
     definition = Path(paths.state(), "sweeps/s/sweep.json")
     definition.write_text(definition.read_text().replace("130 USD", "500 USD"))

@@ -16,7 +16,7 @@ from deploykit.run import registry
 from tests.aws_server import SECTION
 
 PRICE = ["--set", "slurm.price=2.10 USD/gpu-hour", "--set", "resources.gpus_per_node=4"]
-ONCE = "slurm.restarts={time_limit: 0, preemption: 0, node_failure: 0}"
+ONCE = "slurm.restarts={time_limit: 0, preemption: 0, node_failure: 0, transient: 0}"
 
 
 @pytest.fixture
@@ -39,9 +39,12 @@ def test_the_three_cases_as_text_and_as_json(section, capsys):
         "likely  0.12 USD",
         "worst   0.16 USD",
         "spot: 0.01 USD to 0.16 USD",
-        "prices: AWS's prices of 2026-09-24",
+        "prices: AWS prices as of 2026-09-24",
     ]
-    assert "days old; `deploykit cost --refresh`" in shown.err
+    assert "days old; run `deploykit cost --refresh`" in shown.err
+    sent = run(capsys, "submit", "--backend", "sagemaker", "--dry-run").err
+    assert "(AWS prices as of 2026-09-24)" in sent
+    assert "days old" not in sent
     data = json.loads(run(capsys, "cost", "--backend", "sagemaker", "--json").out)
     assert (data["low"], data["likely"], data["worst"]) == (0.12, 0.12, 0.16)
     assert (data["currency"], data["backend"]) == ("USD", "sagemaker")
@@ -52,19 +55,19 @@ def test_each_sum_is_explained(section, capsys):
     warm = ["--set", "sagemaker.keep_alive=10m", "--set", "retries=1"]
     shown = run(capsys, "cost", "--backend", "sagemaker", "--explain", *warm).out
     assert (
-        "  1 x ml.g5.xlarge, on-demand: 1.408 USD/h x 840 s (2 attempts of 5m and 2m to end) "
+        "  1 x ml.g5.xlarge, on-demand: 1.408 USD/h x 840 s (2 attempts of 5m plus 2m to stop) "
         "/ 3600 = 0.33 USD\n"
         "  1 x ml.g5.xlarge, warm pool: 1.408 USD/h x 600 s (10m keep_alive) / 3600 = 0.23 USD\n"
     ) in shown
-    assert "not counted: S3, CloudWatch" in shown
+    assert "not included: S3, CloudWatch" in shown
 
 
 def test_what_is_unknown_is_said_and_never_guessed(section, capsys):
     unknown = {
-        "sagemaker.instance_type=ml.p5en.48xlarge": "the price of ml.p5en.48xlarge in us-east-1",
-        "sagemaker.region=sa-east-1": "the price of ml.g5.xlarge in sa-east-1",
+        "sagemaker.instance_type=ml.p5en.48xlarge": "no price is known for ml.p5en.48xlarge",
+        "sagemaker.region=sa-east-1": "no price is known for ml.g5.xlarge in sa-east-1",
         "sagemaker.training_plan=arn:aws:sagemaker:us-east-1:123456789012:training-plan/p": (
-            "the price of a training plan"
+            "a training plan is paid in advance"
         ),
     }
     for setting, text in unknown.items():
@@ -79,7 +82,7 @@ def test_what_is_unknown_is_said_and_never_guessed(section, capsys):
 
 def test_this_machine_and_a_cluster_without_a_price_bill_nothing(project, capsys):
     shown = run(capsys, "cost")
-    assert shown.out == "local: nothing is billed: local.price is not set\n"
+    assert shown.out == "local: nothing is billed (local.price is not set)\n"
     data = json.loads(run(capsys, "cost", "--backend", "slurm", "--json").out)
     assert (data["worst"], data["free"]) == (0, "slurm.price is not set")
     shown = run(capsys, "submit", "--dry-run", "--max-cost", "5 USD")
@@ -90,7 +93,7 @@ def test_this_machine_and_a_cluster_without_a_price_bill_nothing(project, capsys
 def test_a_cluster_with_a_price(project, capsys):
     shown = run(capsys, "cost", "--backend", "slurm", *PRICE, "--explain").out
     assert (
-        "  4 GPU(s): 8.40 USD/h x 75960 s (211 attempts of 5m and 1m to end) / 3600 = 177.24 USD\n"
+        "  4 GPU(s): 8.40 USD/h x 79560 s (221 attempts of 5m and 1m to end) / 3600 = 185.64 USD\n"
     ) in shown
     assert "worst: every restart that slurm.restarts allows" in shown
     shown = run(capsys, "cost", "--backend", "slurm", *PRICE, "--set", ONCE).out
@@ -99,7 +102,7 @@ def test_a_cluster_with_a_price(project, capsys):
 
 def test_a_line_in_each_dry_run_of_what_is_billed(section, capsys):
     shown = run(capsys, "submit", "--backend", "sagemaker", "--dry-run")
-    line = "cost: at most 0.16 USD: 1 x ml.g5.xlarge, on-demand x 1 attempt of 5m and 2m to end"
+    line = "cost: at most 0.16 USD: 1 x ml.g5.xlarge, on-demand x 1 attempt of 5m plus 2m to stop"
     assert line in shown.err
     assert "DEPLOYKIT_CAP" not in shown.out
     data = json.loads(run(capsys, "submit", "--backend", "sagemaker", "--dry-run", "--json").out)
@@ -109,11 +112,11 @@ def test_a_line_in_each_dry_run_of_what_is_billed(section, capsys):
 @pytest.mark.parametrize("verb", ["check", "submit", "python"])
 def test_a_job_over_its_cap_is_refused_with_the_sum(section, capsys, verb):
     text = (
-        "max_cost: 0.15 USD is less than the job may cost, 0.16 USD: 1 x ml.g5.xlarge, on-demand: "
-        "1.408 USD/h x 420 s (1 attempt of 5m and 2m to end) / 3600 = 0.16 USD"
+        "max_cost: the job may cost 0.16 USD, more than 0.15 USD: 1 x ml.g5.xlarge, on-demand: "
+        "1.408 USD/h x 420 s (1 attempt of 5m plus 2m to stop) / 3600 = 0.16 USD"
     )
     if verb == "python":
-        with pytest.raises(Exception, match="less than the job may cost"):
+        with pytest.raises(Exception, match="the job may cost"):
             api.submit(backend="sagemaker", set={"max_cost": "0.15 USD"})
         return
     argv = [verb, "--backend", "sagemaker", "--set", "max_cost=0.15 USD"]
@@ -127,7 +130,7 @@ def test_a_job_over_its_cap_is_refused_with_the_sum(section, capsys, verb):
 def test_with_stop_at_cap_the_plan_tells_the_launchers_the_seconds(section, capsys):
     argv = ["submit", "--backend", "sagemaker", "--dry-run", "--max-cost", "0.10 USD"]
     shown = run(capsys, *argv, "--stop-at-cap")
-    assert "the run will be stopped after 4m 15s, before it exceeds 0.10 USD\n" in shown.err
+    assert "the run will be stopped after 4m 15s, before it costs more than 0.10 USD\n" in shown.err
     plan = json.loads(shown.out)
     told = json.loads(plan["Environment"]["DEPLOYKIT_CAP"])
     assert told == {"seconds": 255, "cap": "0.10 USD", "hourly": "1.408 USD"}
@@ -166,7 +169,7 @@ def test_the_users_default_caps_each_job(section, capsys):
 def test_cost_says_whether_the_cap_is_enough_and_refuses_nothing(section, capsys):
     argv = ["cost", "--backend", "sagemaker", "--max-cost"]
     shown = run(capsys, *argv, "0.15 USD").out
-    assert "may cost more than 0.15 USD: `submit` would refuse it" in shown
+    assert "could cost more than 0.15 USD, so `submit` would refuse it" in shown
     assert "cannot cost more than 0.17 USD" in run(capsys, *argv, "0.17 USD").out
     assert "max_cost is in EUR" in run(capsys, *argv, "9 EUR").out
 
@@ -175,7 +178,7 @@ def a_run(state, **times):
     """A run with a price, in the registry."""
     folder = Path(paths.state(), "runs", "one")
     folder.mkdir(parents=True)
-    price = {"hourly": "14.18", "currency": "USD", "source": "AWS's prices of 2026-04-21"}
+    price = {"hourly": "14.18", "currency": "USD", "source": "AWS prices as of 2026-04-21"}
     (folder / "price.json").write_text(json.dumps(price))
     row = ("one", "one", "none", "t", str(folder), "a", "b", None, time.time(), "")
     registry.add(registry.Run(*row))
@@ -187,14 +190,14 @@ def a_run(state, **times):
 def test_what_a_run_did_cost(project, capsys):
     a_run(State.SUCCEEDED, billed=1800.2)
     shown = run(capsys, "status", "one").out
-    assert "  cost    7.09 USD: 1800 s at 14.18 USD/h (AWS's prices of 2026-04-21)\n" in shown
+    assert "  cost    7.09 USD: 1800 s at 14.18 USD/h (AWS prices as of 2026-04-21)\n" in shown
     (row,) = json.loads(run(capsys, "list", "--json").out)
     assert row["cost"] == {
         "amount": 7.09,
         "currency": "USD",
         "billed_seconds": 1800.2,
         "hourly": "14.18",
-        "source": "AWS's prices of 2026-04-21",
+        "source": "AWS prices as of 2026-04-21",
     }
     assert run(capsys, "list", "--cost").out.split("\t")[6] == "7.09 USD"
     assert "7.09" not in run(capsys, "list").out

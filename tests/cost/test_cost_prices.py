@@ -20,8 +20,20 @@ def test_each_list_that_ships_has_its_day_and_source():
         assert dt.date.fromisoformat(one.day) <= dt.datetime.now(dt.UTC).date()
         assert one.source.startswith("https://")
         assert one.currency == "USD"
-        assert one.hourly
-        assert all(Decimal(price) > 0 for price in one.hourly.values())
+        found = [*one.hourly.values(), *one.hosting.values(), *filter(None, [one.serverless])]
+        assert found
+        assert all(Decimal(price) > 0 for price in found)
+
+
+def test_an_endpoint_has_a_price_of_its_own():
+    """It is not always that of a training job."""
+    training = prices.machine("sagemaker", "us-east-1", "ml.g6.xlarge")
+    hosting = prices.hosting("sagemaker", "us-east-1", "ml.g6.xlarge")
+    assert (training[0].amount, hosting[0].amount) == (Decimal("1.127"), Decimal("1.1267"))
+    assert prices.hosting("sagemaker", "us-east-1", "ml.m5.large") is None
+    assert prices.machine("sagemaker", "us-east-1", "ml.m5.large") is not None
+    assert prices.serverless("sagemaker", "us-east-1")[0].amount == Decimal("0.00002")
+    assert prices.serverless("sagemaker", "eu-west-1") is None
 
 
 def test_a_machine_that_no_list_has_has_no_price():
@@ -43,7 +55,8 @@ def test_prices_that_were_asked_for_win_and_the_others_stay():
 def test_old_prices_are_named_after_60_days():
     on = [Price(Decimal(1), (DAY - dt.timedelta(days)).isoformat(), "") for days in (0, 60, 61)]
     assert prices.old(on[:2], DAY) == ""
-    assert prices.old(on, DAY) == "prices of 2026-09-23 are 61 days old; `deploykit cost --refresh`"
+    stale = "prices from 2026-09-23 are 61 days old; run `deploykit cost --refresh`"
+    assert prices.old(on, DAY) == stale
     assert prices.old([Price(Decimal(1), "", "")], DAY) == ""
     assert prices.old([], DAY) == ""
 

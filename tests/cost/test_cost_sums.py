@@ -105,7 +105,7 @@ def test_the_wait_for_spot_instances_is_not_billed():
     day = sagemaker.cost(job, sagemaker.Options(**ROLE, **options, max_wait=86400))
     hour = sagemaker.cost(job, sagemaker.Options(**ROLE, **options, max_wait=3600))
     assert day.amount("worst") == hour.amount("worst")
-    assert "1 attempt of 1h and 2m to end" in next(day.explained())
+    assert "1 attempt of 1h plus 2m to stop" in next(day.explained())
 
 
 def shown_cases():

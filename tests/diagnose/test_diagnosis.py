@@ -178,9 +178,11 @@ def test_several_causes_are_told_in_order_and_the_most_probable_is_marked(tmp_pa
     path = tmp_path / "a.log"
     path.write_text("loss: nan\ntorch.OutOfMemoryError: CUDA out of memory\n")
     assert cli.main(["diagnose", str(path)]) == 79
-    causes = [line for line in capsys.readouterr().out.splitlines() if line[0] != " "]
+    printed, pointer = capsys.readouterr().out.split("\n\n")
+    causes = [line for line in printed.splitlines() if line[0] != " "]
     assert [line.split(":")[0] for line in causes] == ["nan_loss", "cuda_oom"]
-    assert causes[1].endswith("(the most probable)")
+    assert causes[1].endswith("(most probable)")
+    assert pointer == "more on this cause: deploykit explain cuda_oom\n"
 
 
 def test_the_root_wins_over_what_repeats_it(tmp_path, capsys):

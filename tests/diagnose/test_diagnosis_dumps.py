@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import sys
 
 import pytest
 
@@ -40,18 +39,18 @@ class Called:
 
 
 def test_a_pickle_that_calls_a_function_is_refused_and_calls_nothing(diagnosed, tmp_path):
-    code, said, _ = diagnosed(dump([{**RECORD, "state": Called(tmp_path / "called")}]))
-    assert code == 64
-    refused = "is not a valid dump of PyTorch's flight recorder: it refers to "
-    assert f"{refused}{open.__module__}.open" in said["error"]["message"]
+    code, _, remark = diagnosed(dump([{**RECORD, "state": Called(tmp_path / "called")}]))
+    assert code == 66
+    refused = "is not a valid dump of PyTorch's flight recorder: it references "
+    assert f"{refused}{open.__module__}.open" in remark
     assert not (tmp_path / "called").exists()
 
 
-def test_a_text_that_the_analyzer_would_run_is_refused(diagnosed, tmp_path):
+def test_a_program_in_place_of_ranks_is_refused(diagnosed, tmp_path):
     """PyTorch's analyzer passes `ranks` to eval() where it is a text in a text."""
     program = f"open({str(tmp_path / 'called')!r}, 'w') and [0, 1]"
-    code, said, _ = diagnosed(dump([RECORD], ranks=repr(program)))
-    assert (code, "it contains the ranks" in str(said)) == (64, True)
+    code, _, remark = diagnosed(dump([RECORD], ranks=repr(program)))
+    assert (code, "it contains invalid ranks" in remark) == (66, True)
     assert not (tmp_path / "called").exists()
 
 
@@ -59,9 +58,9 @@ def test_a_text_that_the_analyzer_would_run_is_refused(diagnosed, tmp_path):
     "ranks", ["-" * 20_000, "[" * 20_000, "[" + "9" * 5000 + "]", "{0}"], ids=lambda text: text[:9]
 )
 def test_ranks_are_numbers_in_a_list(diagnosed, ranks):
-    code, said, _ = diagnosed(dump([RECORD], ranks=ranks))
-    assert (code, "it contains the ranks" in str(said)) == (64, True)
-    assert len(str(said)) < 1000
+    code, _, remark = diagnosed(dump([RECORD], ranks=ranks))
+    assert (code, "it contains invalid ranks" in remark) == (66, True)
+    assert len(remark) < 1000
 
 
 @pytest.mark.parametrize(
@@ -78,8 +77,8 @@ def test_ranks_are_numbers_in_a_list(diagnosed, ranks):
     ],
 )
 def test_what_is_no_dump_is_refused_in_a_sentence(left, diagnosed):
-    code, said, _ = diagnosed(left)
-    assert (code, "fr_0" in said["error"]["message"]) == (64, True)
+    code, said, remark = diagnosed(left)
+    assert (code, said["ending"], "fr_0" in remark) == (66, "unread", True)
 
 
 def test_a_rank_without_a_dump_is_named(diagnosed):
@@ -100,22 +99,6 @@ def test_a_rank_that_raised_left_no_dump_and_its_exception_is_the_cause(tmp_path
     assert (first["cause"], first["first_rank"]) == ("user_code_error", 1)
 
 
-def test_without_torch_it_says_so(diagnosed, monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    code, said, remark = diagnosed(dump([RECORD]), dump([]))
-    assert (code, said["causes"], said["ending"]) == (66, [], "unread")
-    assert "PyTorch is not installed here" in remark
-
-
-@pytest.mark.parametrize("prefix", ["nccl_trace_rank_", "comm_lib_trace_rank_"])
-def test_a_folder_of_dumps_under_the_names_that_pytorch_gives_them(prefix, tmp_path, capsys):
-    (tmp_path / f"{prefix}0").write_bytes(pickle.dumps(dump([RECORD])))
-    assert cli.main(["diagnose", "--json", str(tmp_path)]) == 79
-    first, *_ = json.loads(capsys.readouterr().out)["causes"]
-    assert "no dump of rank 1" in first["evidence"][0]["text"]
-
-
 def test_a_dump_of_a_run_that_cannot_be_read_is_named(live, capsys):
     (live.folder / "debug").mkdir()
     (live.folder / "debug/comm_lib_trace_rank_0").write_bytes(b"\x80cut")
@@ -128,7 +111,6 @@ def test_a_dump_of_a_run_that_cannot_be_read_is_named(live, capsys):
     assert "comm_lib_trace_rank_0 is not a valid dump" in said.err
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize(
     ("others", "rank", "words"),
     [
@@ -144,9 +126,7 @@ def test_what_the_records_of_nccl_say(diagnosed, others, rank, words):
     assert words in first["evidence"][0]["text"]
 
 
-@pytest.mark.torch
 def test_the_odd_one_is_named_even_if_it_is_the_first(diagnosed):
-    """The analyzer blames all ranks that differ from rank 0."""
     odd = {**RECORD, "input_sizes": [[8]], "output_sizes": [[8]]}
     three = "[0, 1, 2]"
     left = [dump([record], ranks=three) for record in (odd, RECORD, RECORD)]
@@ -154,7 +134,6 @@ def test_the_odd_one_is_named_even_if_it_is_the_first(diagnosed):
     assert [cause["first_rank"] for cause in said["causes"]] == [0]
 
 
-@pytest.mark.torch
 def test_the_dumps_of_a_run_are_read_with_its_logs(project, capsys, tmp_path):
     (project / "train.py").write_text("raise SystemExit(3)\n")
     assert cli.main(["submit", "--backend", "local", "--run", "one", "--wait"]) == 3

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import importlib.util
 import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.diagnose.answers import first_label
 
+TORCH = Path(importlib.util.find_spec("torch").origin).parent
 PACKAGES = {
     "asyncio": Path(asyncio.__file__).parent,
     "multiprocessing": Path(multiprocessing.__file__).parent,
-    "torch.distributed": Path(torch.__file__).parent / "distributed/checkpoint",
-    "torch.nn": Path(torch.__file__).parent / "nn/modules",
-    "torch.utils": Path(torch.__file__).parent / "utils/data",
+    "torch.distributed": TORCH / "distributed/checkpoint",
+    "torch.nn": TORCH / "nn/modules",
+    "torch.utils": TORCH / "utils/data",
 }
 LEAST = 15
 """Messages of each package."""

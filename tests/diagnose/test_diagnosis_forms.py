@@ -193,7 +193,7 @@ def test_the_three_endings_without_a_cause(tmp_path, capsys):
     assert cli.main(["diagnose", *map(str, sorted(tmp_path.iterdir()))]) == 66
     said = capsys.readouterr()
     assert said.out.startswith("unread: some logs could not be read")
-    assert "b.log.gz: only its beginning can be decompressed" in said.err
+    assert "b.log.gz: only the beginning can be decompressed" in said.err
     log.write_text("")
     code, found, remark = diagnosed(capsys, log)
     assert (code, found["ending"], "empty" in remark) == (66, "unread", True)

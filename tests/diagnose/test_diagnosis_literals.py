@@ -65,7 +65,7 @@ REFUSED = {
     CAUSE.format(fix="f", match="lost .* nodes") + "literals=[]": "has no fixed text to search",
     CAUSE.format(fix="f", match="lost .* nodes") + "literals=['lost', '']": "has no fixed text",
     CAUSE.format(fix="{prot|PORT}", match="abc"): "unknown placeholder 'prot'",
-    MESSAGES: "no rule disk_full means 'the disk is slow'\n  its rules mean: ",
+    MESSAGES: "has the meaning 'the disk is slow'\n  meanings of 'disk_full': ",
 }
 
 

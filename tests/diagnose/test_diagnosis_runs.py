@@ -19,11 +19,15 @@ from tests.diagnose.answers import LOGS, first_label
 
 HEALTHY = 200
 """At least."""
-BEFORE = {"data_corrupt": "user_code_error", "file_permission": "file_not_found"}
+SPLIT = dict.fromkeys(
+    ("assertion_failed", "device_mismatch", "division_by_zero", "shape_mismatch"), "user_code_error"
+)
+BEFORE = {"data_corrupt": "user_code_error", "file_permission": "file_not_found", **SPLIT}
 """Labels that are younger than those of the logs, and what they were split from."""
 CORPUS = Path(os.environ.get("DEPLOYKIT_CORPUS", ""))
 """A folder with cases.jsonl, cases/ID.log and threads/*.toml (keys as in failures.toml)."""
 ONCE = {
+    **SPLIT,
     "bad_arguments": "user_code_error",
     "cuda_library_init": "cuda_kernel_error",
     "data_corrupt": "user_code_error",

@@ -19,7 +19,7 @@ from deploykit_node.network import interfaces
 from deploykit_node.network.interfaces import Route
 from deploykit_node.preflight.group import TRIALS
 
-CHOSEN = 'network: {0} ({1}) is the route to another node ({2}): NCCL_SOCKET_IFNAME="={0}"'
+CHOSEN = 'network: {0} ({1}) is on the route to another node ({2}): NCCL_SOCKET_IFNAME="={0}"'
 
 
 def case(*lines):
@@ -40,7 +40,7 @@ def commands(page):
 def test_every_page_says_what_the_symptom_means_and_how_to_prove_the_cure(name):
     page = guides.page(name, GuideContext())
     assert page.startswith("# ")
-    for heading in ("## The symptom", "## What it means", "## Prove", "## If it st"):
+    for heading in ("## The symptom", "## What it means", "## Verify", "## If it st"):
         assert heading in page
     assert all(shlex.split(line, comments=True) for line in commands(page))
     assert "{{" not in page
@@ -65,7 +65,7 @@ def test_nccl_that_hangs_where_gloo_works_is_bisected():
     page = guides.page("nccl", GuideContext())
     tried = re.findall(r"`(NCCL_\w+): \"?(\w+)\"?`", page)
     assert dict(tried) == dict(pair for trial in TRIALS for pair in trial.env.items())
-    assert "--preflight" in page.partition("## NCCL hangs and Gloo works")[2]
+    assert "--preflight" in page.partition("## NCCL hangs, but Gloo works")[2]
     assert guides.BY_CAUSE["p2p_error"] == "nccl"
 
 
@@ -78,16 +78,14 @@ def test_unlike_interfaces_are_excluded_not_named():
 
 
 def test_what_the_user_chose_is_told_apart_from_what_the_launcher_chose():
-    page = guides.page(
-        "nccl", case((1, "network: NCCL_SOCKET_IFNAME=eth9, as you chose (WARNING)"))
-    )
+    page = guides.page("nccl", case((1, "network: keeping your NCCL_SOCKET_IFNAME=eth9 (WARNING)")))
     assert "Node 1 kept your own setting, `NCCL_SOCKET_IFNAME=eth9`" in page
 
 
 def test_a_node_without_a_route_says_why():
     reason = "there is no route to another node of the job"
-    page = guides.page("nccl", case((0, f"network: no interface is set, since {reason}")))
-    assert f"Node 0 chose none: {reason}." in page
+    page = guides.page("nccl", case((0, f"network: no interface chosen, because {reason}")))
+    assert f"Node 0 chose no interface: {reason}." in page
 
 
 def test_the_rendezvous_page_names_where_the_nodes_met():
@@ -133,7 +131,10 @@ def test_causes_point_to_guides_that_exist(tmp_path, capsys):
     log = tmp_path / "node-0.log"
     log.write_text("NCCL WARN Bootstrap : no socket interface found\n")
     assert cli.main(["diagnose", str(log)]) == 79
-    assert capsys.readouterr().out.endswith("\nstep-by-step guide: deploykit guide nccl\n")
+    assert capsys.readouterr().out.endswith(
+        "\n\nmore on this cause: deploykit explain net_iface_wrong\n"
+        "step-by-step guide: deploykit guide nccl\n"
+    )
 
 
 def aws_commands(page):

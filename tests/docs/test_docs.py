@@ -13,7 +13,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import yaml
 
+from deploykit.backends.sagemaker import catalog
 from deploykit.bundle import node_plane
 from deploykit.cli import main as cli
 from deploykit.job import checks
@@ -54,6 +56,25 @@ def test_generated_pages_are_what_the_code_says_now(generator):
     assert set(on_disk) - {"glossary.md", "causes.md"} == set(pages)
     for name, text in pages.items():
         assert on_disk[name] == text, f"docs/reference/{name} is out of date: make docs"
+    for name, text in generator.for_agents().items():
+        on_disk = (DOCS / "extra" / name).read_text(encoding="utf-8")
+        assert on_disk == text, f"docs/extra/{name} is out of date: make docs"
+
+
+def test_agents_are_told_what_exists(generator):
+    """AGENTS.md names targets, folders and packages; llms.txt has every page of the site."""
+    text = (ROOT / "AGENTS.md").read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"`?make ([a-z-]+)", text):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    named = re.findall(r"`([\w.]+/[\w./]*)`", text)
+    assert len(named) > 10
+    for path in named:
+        assert (ROOT / path).exists() or (ROOT / "deploykit" / path).exists(), path
+    listed = re.findall(r"\]\((.*?)\.html\)", generator.for_agents()["llms.txt"])
+    pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md")}
+    assert set(listed) == pages - {"index", "extra/SKILL"}
+    assert len(listed) == len(set(listed))
 
 
 @pytest.mark.torch
@@ -73,14 +94,17 @@ def test_the_code_of_the_python_guide_runs(project):
 @pytest.mark.parametrize("verb", cli.VERBS)
 def test_every_option_is_documented_and_explained(verb):
     page = (DOCS / "reference/commands.md").read_text(encoding="utf-8")
+    common = page.partition("\n## Common arguments\n")[2].partition("\n## ")[0]
     section = page.partition(f"\n## deploykit {verb}\n")[2].partition("\n## ")[0]
     kinds = cli.parser([verb])._actions
     sub = next(a for a in kinds if isinstance(a, argparse._SubParsersAction)).choices[verb]
     assert section
     for action in sub._actions:
         assert action.help
-        for form in action.option_strings:
-            assert form in {"-h", "--help"} or f"`{form}" in section
+        if {"-h", "--help"}.isdisjoint(action.option_strings):
+            written = section if action.help not in common else common
+            assert all(f"`{form}" in written for form in action.option_strings)
+            assert not action.option_strings or f"{action.option_strings[0]}" in section
 
 
 def test_every_key_of_a_job_file_is_documented(generator):
@@ -128,6 +152,18 @@ def test_readme_is_short_and_comes_to_the_point():
     assert "name: digits" in head
     for words in SHOWN:
         assert re.search(rf"^deploykit {words}\b", head, re.MULTILINE)
+
+
+def test_all_pages_name_the_image_that_init_writes():
+    """A page about older images may name one without a registry."""
+    named = {
+        (path.name, image)
+        for path in (ROOT / "README.md", *DOCS.glob("how-to/*.md"), *DOCS.glob("tutorial/*.md"))
+        for image in re.findall(r"\d{12}\.dkr\.ecr\.[\w.-]+/[\w.:-]+", path.read_text("utf-8"))
+        if not image.startswith("123456789012")
+    }
+    assert {image for _, image in named} == {catalog.NEWEST_IMAGE}, named
+    assert len(named) > 3
 
 
 @pytest.fixture
@@ -181,6 +217,23 @@ def test_the_script_of_the_environments_guide_runs(tmp_path, team_index, team_wh
     folder = tmp_path / "project"
     folder.mkdir()
     play((DOCS / "how-to/environments.md").read_text(encoding="utf-8"), folder)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_ci_recipe_runs(tmp_path):
+    page = (DOCS / "how-to/ci.md").read_text(encoding="utf-8")
+    (recipe,) = [yaml.safe_load(one.text) for one in blocks(page) if one.language == "yaml"]
+    steps = [step["run"] for step in recipe["jobs"]["train"]["steps"] if "run" in step]
+    for verb in ("submit", "cancel", "report"):  # the steps of the recipe are played below
+        assert any(f"deploykit {verb} " in step for step in steps)
+        assert f"$ deploykit {verb} " in page
+    play(page, tmp_path)
+
+
+@pytest.mark.torch
+def test_evaluate_guide_runs(tmp_path):
+    play((DOCS / "how-to/evaluate.md").read_text(encoding="utf-8"), tmp_path)
 
 
 @pytest.mark.torch

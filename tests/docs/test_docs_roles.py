@@ -12,7 +12,7 @@ from tests.docs_runner import consoles
 from tests.programs import SLURM, needs
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/tutorial/roles.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "benchmarks/roles.md").read_text(encoding="utf-8")
 MARKS = {
     "A student with a laptop": (),
     "A researcher on a Slurm cluster": (

@@ -81,7 +81,7 @@ class TrainingVpc:
         return table
 
     def add_group(self, name, vpc=None):
-        """A group that allows all traffic among its members, and EC2's default outbound rule."""
+        """A group that allows all traffic between its members, and EC2's default outbound rule."""
         made = self.ec2.create_security_group(
             GroupName=name, Description=name, VpcId=vpc or self.id
         )

@@ -93,4 +93,4 @@ def test_the_page_names_the_missing_rule_and_its_command_adds_it(fault, doctor, 
     )
     (command,) = re.findall(r"```sh\n(aws .*?)```", text, re.DOTALL)
     apply(command)
-    assert "doctor found nothing wrong with the job's network." in page(capsys, settings)
+    assert "`deploykit doctor` found no problems in the job's network." in page(capsys, settings)

@@ -107,6 +107,18 @@ def test_a_python_that_is_not_there_is_named(project, capsys):
     assert "/no/such/python" in capsys.readouterr().err
 
 
+def test_without_a_job_file_the_machine_is_checked(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["doctor", *BARE]) == 80
+    out, err = capsys.readouterr()
+    assert err == "note: no job.yaml here; assuming a job with one process\n"
+    assert "error: the trainer's Python cannot import PyTorch" in out
+    assert "  more   deploykit explain torch_missing\n" in out
+    assert cli.main(["doctor", "other.yaml"]) == 66
+    assert cli.main(["doctor", "-b", "sagemaker"]) == 65
+    assert "sagemaker.role: is required" in capsys.readouterr().err
+
+
 MOUNTS = """\
 overlay / overlay rw 0 0
 tmpfs /dev/shm tmpfs rw 0 0

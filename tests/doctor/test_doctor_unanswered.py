@@ -89,7 +89,7 @@ def test_when_goes_on_without_the_quotas(aws, job, capsys):
         own, _ = json.loads(capsys.readouterr().out)["starts"]
         assert own["possible"]
         assert own["reason"].startswith(
-            "the quota 'ml.g5.xlarge for training job usage' is not known: "
+            "the quota 'ml.g5.xlarge for training job usage' is unknown ("
         )
         assert said in own["reason"]
 
@@ -106,7 +106,7 @@ def test_the_guide_without_credentials_checks_nothing(aws, job, monkeypatch, cap
     network = ["--set", "sagemaker.subnets=[subnet-1]", "--set"]
     assert cli.main([*GUIDE, *network, "sagemaker.security_group_ids=[sg-1]"]) == 0
     page = capsys.readouterr().out
-    assert "nothing wrong" not in page
+    assert "found no problems" not in page
     assert "### error: no valid AWS credentials" in page
 
 
@@ -171,5 +171,5 @@ def test_the_guide_where_aws_cannot_be_reached_has_the_rules(aws, job, capsys):
     assert cli.main([*GUIDE, *network, "sagemaker.security_group_ids=[sg-1]"]) == 0
     page = capsys.readouterr().out
     assert "### unchecked: not checked: cannot reach AWS in us-east-1" in page
-    assert "nothing wrong" not in page
+    assert "found no problems" not in page
     assert "authorize-security-group-ingress --region us-east-1 --group-id sg-1" in page

@@ -116,6 +116,7 @@ def test_a_pipeline_that_never_drains(ran):
     ]
 
 
+@pytest.mark.nightly
 def test_without_a_stash_the_backward_meets_other_weights(ran):
     text = ran("weight_stashing.py", "--no-stash", world=2)
     rows = re.findall(r"^ +\d .* (\d+)$", text, re.MULTILINE)
@@ -162,7 +163,7 @@ def test_a_changed_stash_is_noticed(stage):
     stage.forward(0)
     weight = next(iter(stage.flying[0].weights.values()))
     weight.data[0, 0] += 1e-3
-    with pytest.raises(AssertionError, match="stage 0, batch 0: not the forward's weights"):
+    with pytest.raises(AssertionError, match="stage 0, batch 0: not the forward weights"):
         stage.backward(0)
 
 
@@ -179,7 +180,9 @@ def test_the_images_are_those_of_the_reference_trainer(monkeypatch):
         assert torch.equal(pixels, images.flatten(1))
 
 
-@pytest.mark.parametrize("script", ["parameter_server.py", "weight_stashing.py"])
+@pytest.mark.parametrize(
+    "script", ["parameter_server.py", pytest.param("weight_stashing.py", marks=pytest.mark.nightly)]
+)
 def test_one_process_is_refused_with_the_command_to_use(script, tmp_path):
     process = start([str(EXAMPLES / script)], tmp_path)
     assert "torchrun --nproc-per-node=" in process.communicate(timeout=PATIENCE)[0]

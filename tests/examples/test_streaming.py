@@ -77,7 +77,9 @@ def kill_rank(rank, script, folder):
                 os.kill(int(process.name), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("script", ["with_litdata.py", "with_webdataset.py"])
+@pytest.mark.parametrize(
+    "script", ["with_litdata.py", pytest.param("with_webdataset.py", marks=pytest.mark.nightly)]
+)
 def test_the_samples_after_a_kill_are_those_that_would_have_come(shards, tmp_path, script):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     alone = submitted(script, whole)

@@ -186,6 +186,7 @@ def test_the_trainer_class_on_slurm(whole, submit, cluster):
 
 
 @pytest.mark.aws
+@pytest.mark.nightly
 def test_the_trainer_class_on_sagemaker(whole, submit, aws, tmp_path):
     submit("sagemaker", "trainer-class", "entrypoint.args=[--epochs, 4]")
     (request,) = sent_requests(aws)

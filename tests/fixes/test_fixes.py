@@ -71,7 +71,7 @@ def test_no_advice_for_another_backend(backend):
 
 NO_TORCH = (
     "PyTorch is not installed for {} on this node. "
-    "Install it there, or choose the Python of an environment that has it."
+    "Install it, or choose a Python environment that contains it."
 )
 OF_A_BACKEND = {"environment_setup", "job_never_starts", "source_replaced"}
 

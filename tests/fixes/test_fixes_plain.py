@@ -44,14 +44,13 @@ MACHINE = {
         *("lib_incompatible", "ValueError: please upgrade the package"),
         *({}, "pytest"),
     ),
-    "tail -n 50 ": ("unknown", "run.pl: job failed, log is in job.yaml", {}, "abc\n"),
     "command -v ": ("command_not_found", "line 4: torchrun: command not found", {}, "/torchrun\n"),
 }
 
 
 @pytest.mark.parametrize("start", MACHINE)
 def test_what_a_machine_shows(start, tmp_path, monkeypatch, capsys):
-    """Steps such as `df -h`, `ls -l FILE` and `getent ahosts HEAD-NODE` say where to look."""
+    """Steps such as `df -h`, `ls -l FILE` and `getent ahosts NAME` say where to look."""
     monkeypatch.chdir(tmp_path)
     Path("job.yaml").write_text("abc\n")
     cause, line, words, shown = MACHINE[start]
@@ -85,7 +84,7 @@ DEPLOYKIT = {
         {"BACKEND": "local"},
     ),
     "deploykit logs ": (
-        *("collective_timeout", "[rank1]: flight recorder: rank 1 never called number 5", ""),
+        *("collective_timeout", "[rank1]: flight recorder: rank 1 never made call 5", ""),
         {"RUN": "--help #"},
     ),
 }

@@ -169,10 +169,9 @@ def row(person):
 
 
 def section(person):
-    """A person's section of that page: the command for each backend."""
+    """A person's lines in the commands of that page, which are those for this machine."""
     ignore = [f"echo {name} > .deploykitignore" for name in person.ignore]
-    commands = [*ignore, *(_folded(person.command(backend)) for backend in BACKENDS)]
-    return "\n".join([f"### {person.what}", "", "```sh", *commands, "```", ""])
+    return "\n".join([f"# {person.what}", *ignore, _folded(person.command("local")), ""])
 
 
 def _folded(command):

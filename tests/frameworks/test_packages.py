@@ -47,13 +47,13 @@ ANSWER = """
 import json, sys
 from pathlib import Path
 import torch
-from handler import Handler
+from handler import Handler, Request
 from transformers import AutoModelForCausalLM
 
 trained, package = map(Path, sys.argv[1:])
 tokens = [[1, 2, 3, 4]]
 request = json.dumps({"inputs": {"input_ids": tokens}}).encode()
-answer = Handler(package).answer(request, "application/json", "*/*")
+(answer,) = Handler(package).answers([Request(request, "application/json", "*/*")])
 assert answer.status == 200, answer.body
 if trained.name == "checkpoints":
     from llama import network

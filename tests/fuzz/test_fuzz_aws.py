@@ -227,7 +227,7 @@ def test_the_answers_are_judged_where_nothing_is_wrong_with_them():
 
 def test_an_answer_that_aws_does_not_give_is_refused():
     """Before, it ended with exit code 70."""
-    with pytest.raises(NotFound, match="not valid responses from AWS"):
+    with pytest.raises(NotFound, match="not valid AWS responses"):
         _judge({**ANSWERS, "describe-subnets": {"Subnets": [{}]}})
 
 

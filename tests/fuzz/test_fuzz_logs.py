@@ -60,7 +60,7 @@ def test_any_log_has_findings_or_none(text, name):
         assert cause.evidence
 
 
-@pytest.mark.parametrize("grep", [True, False])
+@pytest.mark.parametrize("grep", [True, pytest.param(False, marks=pytest.mark.nightly)])
 @pytest.mark.slow
 def test_a_log_without_a_line_end_is_read_in_pieces(tmp_path, monkeypatch, grep):
     """Before, the memory held all of it several times."""

@@ -49,7 +49,6 @@ BAD = {
             "sagemaker.bucket": "my-bucket",
             "sagemaker.region": "us-east-1",
             "sagemaker.instance_type": "ml.g5.12xlarge",
-            "sagemaker.framework_version": None,
             "sagemaker.image_uri": IMAGE,
         },
         rounds=1,
@@ -282,7 +281,6 @@ def _is_about(key, path):
         "resources": "resorces",
         "sagemaker.role": "sagemaker.rol",
         "slurm.partition": "slurm.partion",
-        "sagemaker.image_uri": "sagemaker.framework_version",
     }
     path = path.replace("resorces.", "resources.")
     return path == key or path == replaces.get(key) or path.startswith(f"{key}[")

@@ -92,7 +92,7 @@ def test_reports_all_problems_at_once():
             {"name": "a\0"},
             "name",
             "expected text, got 'a\\x00'",
-            "remove the NUL character or the unpaired surrogate",
+            "remove NUL characters and unpaired surrogates",
         ),
         ({"table": {"a": None}}, "table.a", "expected text, got nothing", None),
         (
@@ -121,7 +121,7 @@ def test_says_what_was_expected(changes, path, message, hint):
 
 @pytest.mark.parametrize("name", ["a\ud800", "a\ud800\uffff", "\udfffa"])
 def test_text_with_half_a_surrogate_pair_is_refused(name):
-    hint = "remove the NUL character or the unpaired surrogate"
+    hint = "remove NUL characters and unpaired surrogates"
     assert problems(name=name) == [("name", f"expected text, got {name!r}", hint)]
 
 

@@ -119,9 +119,12 @@ def test_the_home_folder_is_that_of_the_node():
 @pytest.mark.parametrize(
     ("environment", "said"),
     [
-        (Environment(venv="/nope"), "environment.venv: /nope/bin/python was not found on "),
-        (Environment(conda="other"), "environment.conda: other cannot be activated on "),
-        (Environment(uv="/nope"), "environment.uv: uv run --project /nope failed on "),
+        (Environment(venv="/nope"), "/nope/bin/python was not found on "),
+        (
+            Environment(conda="other"),
+            "the conda environment other has no Python or cannot be activated on ",
+        ),
+        (Environment(uv="/nope"), "uv run --project /nope failed on "),
     ],
 )
 def test_what_cannot_be_activated_ends_the_script_and_is_named(conda, environment, said):
@@ -133,7 +136,7 @@ def test_what_cannot_be_activated_ends_the_script_and_is_named(conda, environmen
 def test_without_conda_the_script_ends(without_conda):
     code, lines = activated(Environment(conda="train"))
     assert code == 78
-    assert "environment.conda: conda was not found on " in lines[-1]
+    assert "conda was not found on " in lines[-1]
 
 
 @pytest.mark.skipif(shutil.which("uv") is None, reason="optional: uv is not on PATH")
@@ -168,13 +171,15 @@ def test_relative_folders_are_beside_the_job_file(project):
 def test_only_one_kind(project):
     expected = "expected only one of `conda`, `venv` and `uv`; got conda and uv"
     assert expected in problems("{conda: a, uv: b}")["environment"]
-    assert "expected one of" in problems("{}")["environment"]
+    assert "expected `conda`, `venv`" in problems("{}")["environment"]
 
 
 def test_a_missing_venv_is_found_before_the_submit(project, tmp_path):
     assert "python3 -m venv" in problems("{venv: nope}")["environment.venv"]
     (project / "plain").mkdir()
-    assert "it is not a virtual environment" in problems("{venv: plain}")["environment.venv"]
+    assert (
+        "the folder is not a virtual environment" in problems("{venv: plain}")["environment.venv"]
+    )
     gone = a_python(tmp_path / "gone")
     (gone / "bin/python").unlink()
     (gone / "bin/python").symlink_to("/nope/python3")
@@ -186,14 +191,16 @@ def test_a_missing_venv_is_found_before_the_submit(project, tmp_path):
 def test_a_python_that_is_too_old_is_found_before_the_submit(project, tmp_path, line):
     old = a_python(tmp_path / "old")
     (old / "pyvenv.cfg").write_text(f"home = /usr/bin\n{line}\n")
-    assert "3.9.18; the launcher needs 3.10" in problems(f"{{venv: {old}}}")["environment.venv"]
+    assert (
+        "3.9.18, but the launcher requires 3.10" in problems(f"{{venv: {old}}}")["environment.venv"]
+    )
 
 
 def test_a_missing_conda_environment_is_found_before_the_submit(project, conda):
     assert problems("{conda: train}") == {}
     assert problems(f"{{conda: {conda}/envs/train}}") == {}
     assert "did you mean 'train'?" in problems("{conda: trian}")["environment.conda"]
-    assert "there is no conda environment" in problems("{conda: ./x}")["environment.conda"]
+    assert "is not a conda environment" in problems("{conda: ./x}")["environment.conda"]
     record = conda / "envs/train/conda-meta/python-3.9.18-h955ad1f_0.json"
     record.touch()
     assert "its Python is 3.9.18" in problems("{conda: train}")["environment.conda"]
@@ -227,7 +234,10 @@ def test_the_python_is_chosen_once(project, tmp_path, backend):
     folder = a_python(tmp_path / "venv")
     python = f"{backend}.python={sys.executable}"
     found = problems(f"{{venv: {folder}}}", backend, python)
-    assert "environment.venv chooses the Python too" in found[f"{backend}.python"]
+    assert (
+        "conflicts with environment.venv, which also selects the Python"
+        in found[f"{backend}.python"]
+    )
     assert problems("{modules: [cuda]}", backend, python) == {}
 
 
@@ -251,7 +261,7 @@ def test_sagemaker_says_what_to_use_instead(project, capsys):
     argv = ["check", "--backend", "sagemaker", "--set", "environment={conda: train}", *sets]
     assert cli.main(argv) == 0
     said = "".join(capsys.readouterr())
-    assert "environment: ignored: on SageMaker the image brings Python" in said
+    assert "environment: ignored: on SageMaker, the image provides Python" in said
     assert "requirements.txt" in said
 
 
@@ -282,7 +292,7 @@ def test_a_local_run_that_cannot_be_prepared_says_why(project, capsys):
     argv = ["submit", "-b", "local", "--wait", "--set", "environment={modules: [nope/1]}"]
     assert cli.main(argv) == 78
     said = capsys.readouterr().out
-    reason = "the job cannot start: a module of environment.modules cannot be loaded"
+    reason = "the job cannot start: module load nope/1 failed (environment.modules)"
     assert "failed, exit code 78" in said
     assert "  cause   " in said
     assert reason in said.partition("  cause   ")[2]

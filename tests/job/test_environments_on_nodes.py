@@ -8,18 +8,19 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from deploykit.cli import main as cli
-from deploykit.job import checks
-from deploykit.job.model import Handle
+from deploykit.job import checks, environments
+from deploykit.job.model import Environment, Handle
 from deploykit.lib.errors import JobFileError
 from deploykit.run import lifecycle, registry
 from tests import package_index
-from tests.package_index import ACCESS, PASSWORD, UV, add_wheel
+from tests.package_index import ACCESS, PASSWORD, USER, UV, add_wheel
 
 pytestmark = pytest.mark.skipif(UV is None, reason="uv is not installed: pip install uv")
 SHOW = "import sys, tiny; print('tiny', tiny.version, sys.prefix)\n"
@@ -60,15 +61,67 @@ def test_two_nodes_get_one_environment_from_the_lock(uv_project, tmp_path, capsy
     assert submit("--run", "first", "--nodes", "2", sets=sets) == 0
     said = capsys.readouterr().out
     assert len(re.findall(r"\] tiny 1\.0 ", said)) == 2
-    assert said.count("environment: uv installs the packages of uv.lock into ") == 1
+    assert said.count("environment: installing the packages of uv.lock into ") == 1
     assert str(tmp_path / "disk") in said
     assert PASSWORD not in said
     assert submit("--run", "again", sets=sets) == 0  # the environment is there
-    assert "uv installs" not in capsys.readouterr().out
+    assert "installing" not in capsys.readouterr().out
     folder = Path(registry.known("first").folder)
     assert 'name = "tiny"\nversion = "1.0"' in (folder / "exit_records/pylock.toml").read_text()
     texts = [file.read_text() for file in folder.rglob("*") if file.suffix in {".sh", ".json"}]
     assert PASSWORD not in "".join(texts)
+
+
+PARTS = """
+[project.optional-dependencies]
+big = ["more"]
+
+[dependency-groups]
+Track_Runs = ["tracker"]
+"""
+ALL_PARTS = "extras: [big], groups: [track-runs]"
+SHOW_PARTS = "import more, tracker; print('more', more.version, tracker.version)\n"
+
+
+@pytest.fixture
+def with_parts(uv_project, team_wheels, team_index):
+    """The project with an extra and a dependency group."""
+    for name in ("more", "tracker"):
+        add_wheel(team_wheels, name, "2.0")
+    with (uv_project / "pyproject.toml").open("a") as file:
+        file.write(PARTS)
+    package_index.lock(uv_project)
+    (uv_project / "train.py").write_text(SHOW_PARTS)
+    return uv_project
+
+
+@pytest.mark.torch
+def test_extras_and_groups_are_installed_where_they_are_named(with_parts, capsys):
+    assert submit("--run", "plain", sets=[*ACCESS, ON_NODES]) != 0
+    assert "No module named 'more'" in capsys.readouterr().out
+    parts = f"environment={{uv: ., node_local: true, {ALL_PARTS}}}"
+    assert submit("--run", "parts", sets=[*ACCESS, parts]) == 0
+    assert "more 2.0 2.0" in capsys.readouterr().out
+
+
+def test_uv_run_installs_extras_and_groups(with_parts):
+    chosen = Environment(uv=str(with_parts), extras=("big",), groups=("track-runs",))
+    script = "\n".join([*environments.lines(chosen), '"$python" train.py'])
+    env = {**os.environ, "UV_PYTHON": sys.executable, "UV_INDEX_TEAM_USERNAME": USER}
+    env |= {"UV_INDEX_TEAM_PASSWORD": PASSWORD}
+    argv = ["sh", "-c", script]
+    done = subprocess.run(argv, cwd=with_parts, env=env, capture_output=True, text=True, check=True)
+    assert "more 2.0 2.0" in done.stdout
+
+
+def test_extras_and_groups_that_are_not_defined_are_found_before_the_submit(with_parts):
+    found = problems("environment={uv: ., node_local: true, extras: [bug], groups: [x]}")
+    assert "does not define 'bug' (did you mean 'big'?)" in found["environment.extras"][1]
+    assert "does not define 'x' (it defines: Track_Runs)" in found["environment.groups"][1]
+    assert "environment.extras" not in problems(f"environment={{uv: ., {ALL_PARTS}}}")
+    for wrong in ("{venv: x, extras: [big]}", "{uv: ., groups: ['a b']}"):
+        with pytest.raises(JobFileError, match=r"environment\.(extras|groups)"):
+            lifecycle.load(Path("job.yaml"), [f"environment={wrong}"], ["local"])
 
 
 @pytest.mark.torch
@@ -82,7 +135,8 @@ def test_a_lock_that_cannot_be_installed_ends_the_job_before_training(
     assert "] error: Failed to download `tiny==1.0`" in said  # uv's own line
     reason = registry.known("bad").reason
     assert (
-        "The environment of uv.lock cannot be made on this node: `uv pip install` exited" in reason
+        "The environment of uv.lock could not be created on this node: `uv pip install` exited"
+        in reason
     )
     assert "cause   environment_setup" in said
 
@@ -136,7 +190,7 @@ def test_a_script_without_a_lock_is_reproduced_with_the_same_versions(
     assert cli.main(["reproduce", "old", "--run", "same", "--wait"]) == 0
     said = capsys.readouterr()
     assert re.findall(r"\] tiny (\S+)", said.out) == ["1.1", "2.0", "1.1"]
-    assert "may get other versions" not in said.err
+    assert "may resolve to other versions" not in said.err
     assert cli.main(["compare", "old", "new", "same"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if "package" in line]
     assert rows == [["package", "tiny", "1.1", "2.0", "1.1"]]  # torch and the others are equal
@@ -151,7 +205,7 @@ def test_a_reproduction_that_may_differ_says_so(project, team_index, monkeypatch
     assert cli.main(["submit", "--run", "old"]) == 0  # its nodes have chosen nothing yet
     assert cli.main(["reproduce", "old", "--dry-run"]) == 0
     said = capsys.readouterr().err
-    assert "the dependencies of train.py may get other versions: they had no lock" in said
+    assert "train.py may resolve to other versions, because it has no lock file" in said
     assert "`uv lock --script train.py`" in said
 
 
@@ -183,7 +237,7 @@ def test_uv_is_brought_along(uv_project, tmp_path, monkeypatch, capsys):
     assert "pip will install it" in problems(ON_NODES)["environment.uv"][1]
     assert submit(sets=[*ACCESS, *pip, ON_NODES]) == 0
     said = capsys.readouterr().out
-    assert "this node has no uv, and pip installs uv>=0.9" in said
+    assert "uv is not on this node; installing uv>=0.9 with pip" in said
     assert "] tiny 1.0 " in said
 
 
@@ -198,9 +252,9 @@ def test_without_uv_and_pip_the_job_says_what_to_do(uv_project, tmp_path, monkey
 def test_the_dry_run_tells_what_is_installed(uv_project):
     plan = lifecycle.prepare(Path("job.yaml"), [ON_NODES], "local", "one").plan
     assert (
-        "# each node installs the packages of uv.lock with uv before the ranks start;" in plan.text
+        "# each node installs the packages in uv.lock with uv before the ranks start;" in plan.text
     )
-    assert "# on a node without uv, first: pip install 'uv>=0.9'" in plan.text
+    assert "# a node without uv first runs pip install 'uv>=0.9'" in plan.text
 
 
 @pytest.mark.parametrize(
@@ -214,7 +268,7 @@ def test_another_pytorch_in_the_lock_than_in_the_image_is_a_warning(project, key
         found = lifecycle.problems(
             lifecycle.load(Path("job.yaml"), words, ["sagemaker"]), "sagemaker"
         )
-        assert [one.path for one in found if "the lock has" in one.message] == expected
+        assert [one.path for one in found if "the lock file has" in one.message] == expected
 
 
 def test_what_cannot_be_installed_is_found_before_the_submit(project, team_index):
@@ -237,7 +291,7 @@ def test_a_script_that_nobody_gives_pytorch_is_found_before_the_submit(project, 
     package_index.write_script(project / "train.py", "http://index", "torchmetrics")
     severity, message = problems()["entrypoint.script"]
     assert severity == "warning"
-    assert "its dependencies do not name PyTorch" in message
+    assert "its dependencies do not include PyTorch" in message
     package_index.write_script(project / "train.py", "http://index", "torch>=2.6")
     assert "PyTorch" not in str(problems())
 

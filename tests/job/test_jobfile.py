@@ -68,13 +68,13 @@ def test_sections_of_other_backends_are_allowed_but_misspelled_ones_are_not(proj
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("- a\n- b\n", "expected keys with values, such as `name: digits`"),
+        ("- a\n- b\n", "expected a mapping such as `name: digits`"),
         ("name: [a\n", "is not valid YAML: did not find expected ',' or ']'"),
-        ("a: &a [*a]\n", "is not valid YAML: an alias inside its own value"),
+        ("a: &a [*a]\n", "is not valid YAML: an alias refers to itself"),
         ("a: *b\n", "is not valid YAML: found undefined alias"),
         ("a: 1\n---\nb: 2\n", "is not valid YAML: found another document"),
-        ("!!python/object/apply:os.system [ls]\n", "expected keys with values"),
-        ("? [a, b]\n: c\n", "is not valid YAML: expected a plain name as a key"),
+        ("!!python/object/apply:os.system [ls]\n", "expected a mapping"),
+        ("? [a, b]\n: c\n", "is not valid YAML: a key must be plain text"),
     ],
 )
 def test_broken_files(tmp_path, text, message):
@@ -129,14 +129,14 @@ def test_bad_overrides(project, override):
     ("override", "path", "hint"),
     [
         ("entrypoint.script=trian.py", "entrypoint.script", "did you mean 'train.py'?"),
-        ("entrypoint.script=../x.py", "entrypoint.script", "train.py"),
-        ("entrypoint.script=-x.py", "entrypoint.script", "train.py"),
+        ("entrypoint.script=../x.py", "entrypoint.script", "for example train.py"),
+        ("entrypoint.script=-x.py", "entrypoint.script", "for example train.py"),
         ("entrypoint.module=a", "entrypoint", None),
         ("source=nowhere", "source", None),
         (
             "env.RANK=0",
             "env.RANK",
-            "remove it; the trainer reads what the launcher has set",
+            "remove it; the trainer reads the launcher's value",
         ),
         ("env.A=secret:vault:x", "env.A", "for example secret:env:HF_TOKEN"),
         ("env.A=secret:env:", "env.A", "for example secret:env:HF_TOKEN"),
@@ -178,7 +178,7 @@ def test_a_name_that_is_not_allowed_is_answered_with_one_that_is(project):
 
 def test_a_tab_is_called_a_tab(project):
     assert problems(add(project, "env:\n\tA: b\n")) == [
-        (8, "", "is not valid YAML: a tab; indent with spaces", None)
+        (8, "", "is not valid YAML: found a tab; indent with spaces", None)
     ]
 
 
@@ -187,6 +187,12 @@ def test_a_key_of_a_channel_can_be_set_where_the_file_has_only_its_path(project,
     path = add(project, "data: {train: s3://my-bucket/train}\n")
     job = load(path, f"data.train.stage={stage or 'null'}").job
     assert job.data == {"train": InputChannel("s3://my-bucket/train", stage)}
+
+
+def test_a_job_that_is_never_restarted_has_no_retries(project):
+    add(project, "retries: 3\n")
+    assert load(project / "job.yaml").job.retries == 3
+    assert load(project / "job.yaml", "restarts.policy=never").job.retries == 0
 
 
 def test_bounds_have_units(project):

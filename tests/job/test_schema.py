@@ -80,8 +80,8 @@ def test_the_schema_is_one():
 
 
 def documented():
-    """infra.md and sweep.md are about other files."""
-    for page in (page for page in PAGES if page.name not in {"infra.md", "sweep.md"}):
+    """ci.md, infra.md and sweep.md are about other files."""
+    for page in (page for page in PAGES if page.name not in {"ci.md", "infra.md", "sweep.md"}):
         for number, block in enumerate(blocks(page.read_text(encoding="utf-8"))):
             if block.language == "yaml":
                 yield pytest.param(block.text, id=f"{page.name}-{number}")
@@ -114,6 +114,14 @@ def test_the_commented_file_is_accepted_by_both_with_every_key_switched_on(job_p
         keys.sub(r"\1\3", text).replace("script:", "# script:").replace("module:", "module: a")
     )
     assert complaints(yaml.safe_load(everything)) == []
+
+
+def test_a_key_that_is_a_keyword_of_python_is_accepted_by_both(job_path):
+    section = "role: arn:aws:iam::123456789012:role/x, bucket: my-bucket, deploy: {async: {}}"
+    text = f"name: x\nentrypoint: {{script: train.py}}\nsagemaker: {{{section}}}\n"
+    assert decoder_accepts(job_path, text)
+    assert complaints(yaml.safe_load(text)) == []
+    assert "async_" not in schema.commented(OPTIONS)
 
 
 BROKEN = {

@@ -79,7 +79,7 @@ def test_what_a_script_lacks_is_said(scripts, capsys, verb):
 
 def test_arguments_without_the_dashes_before_them(scripts, capsys):
     assert cli.main(["submit", "train.py", "--learning", "0.1"]) == 64
-    assert "arguments of the script follow `--`" in capsys.readouterr().err
+    assert "put arguments for the script after `--`" in capsys.readouterr().err
 
 
 def test_a_script_replaces_the_entrypoint_of_the_job_file(project, capsys):
@@ -118,7 +118,7 @@ def test_a_script_is_found_in_the_source_of_the_job_file(project, capsys, monkey
     assert plan(capsys, "deep.py", "--set", "name=b")[1]["run"].startswith("b-")
     monkeypatch.chdir(project)
     assert cli.main(["submit", "train.py", "--dry-run"]) == 65
-    assert "must be a path inside the source folder" in capsys.readouterr().err
+    assert "must be a relative path inside the source folder" in capsys.readouterr().err
 
 
 def test_only_one_entrypoint(project, capsys):

@@ -124,7 +124,16 @@ def test_a_fix_of_doctor_holds_values_as_terraform(kind):
 
 
 @pytest.mark.skipif(HCL is None, reason="a parser of Terraform is not installed")
-@pytest.mark.parametrize("kind", ["iam_policy", "endpoints", "tenancy", "acl_entry"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "iam_policy",
+        *(
+            pytest.param(kind, marks=pytest.mark.nightly)
+            for kind in ("endpoints", "tenancy", "acl_entry")
+        ),
+    ],
+)
 def test_terraform_reads_the_snippets(kind):
     for value in NASTY:
         text = fixes.make(kind, "do it", **values_of(kind, value)).terraform
@@ -202,7 +211,9 @@ def test_the_ssh_hint_is_one_host(value, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(BackendUnavailable) as caught:
         remote.run(value, "true")
-    command = caught.value.hint.removeprefix("try `").removesuffix("`, then the same command again")
+    command = caught.value.hint.removeprefix("check `").removesuffix(
+        "`, then run the same command again"
+    )
     assert run(command, tmp_path) == [["ssh", "--", value, "true"]]
 
 

@@ -119,7 +119,7 @@ def test_another_users_state_folder_is_refused(home):
     home.chmod(0o777)
 
     def use():
-        with pytest.raises(CannotWrite, match=f"the folder {home} cannot be used"):
+        with pytest.raises(CannotWrite, match=f"cannot use the folder {home}"):
             paths.private_folder(home)
 
     assert as_stranger(use)
@@ -221,3 +221,25 @@ def test_nothing_is_narrowed_by_a_dry_run(project, home, capsys):
     home.chmod(0o755)
     lifecycle.prepare(project / "job.yaml", [], "local", None)
     assert modes(home)["."] == 0o755
+
+
+KILLED = """\
+import os, pathlib, signal, sys
+from deploykit.lib import paths
+with paths.scratch(pathlib.Path(sys.argv[1])) as folder:
+    (folder / "half").mkdir()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_scratch_of_a_killed_process_is_deleted_by_the_next_one(tmp_path):
+    own = tmp_path / "own"
+    own.mkdir()
+    with paths.scratch(tmp_path) as alive:
+        subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
+        (killed,) = set(tmp_path.iterdir()) - {alive, own}
+        assert (killed / "half").is_dir()
+        with paths.scratch(tmp_path) as other:
+            assert {*tmp_path.iterdir()} == {own, alive, other}
+        assert {*tmp_path.iterdir()} == {own, alive}
+    assert [*tmp_path.iterdir()] == [own]

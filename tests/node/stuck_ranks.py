@@ -30,7 +30,7 @@ def rank(request):
     if "store" in request:
         say(port=29500)
         signal.pause()
-    name = f"GPU {request['local_rank']}, multiplying"
+    name = f"GPU {request['local_rank']} matrix multiplication"
     same = {"torch": "2.9.0", "NCCL": "2.27.5", "backend": "nccl", "correct": True}
     say(**same, device=name, speed=6e14)
     for line in sys.stdin:

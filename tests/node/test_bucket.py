@@ -11,6 +11,7 @@ import pytest
 from deploykit_node.bucket import Bucket, BucketError
 from deploykit_node.restart import checkpoint_folder
 from deploykit_node.restart.checkpoint_bucket import CheckpointBucket
+from tests.backends.slurm.slurm_helpers import wait_for
 from tests.node.test_checkpoint_folder import write
 
 pytestmark = [pytest.mark.aws, pytest.mark.timeout(300)]
@@ -76,13 +77,14 @@ def test_an_empty_folder_gets_the_newest_and_what_has_no_step(folder, tmp_path):
     assert all(again.is_stored(one) for one in listed)
 
 
+@pytest.mark.slow
 def test_files_without_a_manifest_are_not_used_and_not_sent_again(aws, folder, tmp_path):
     """As after a kill in the middle of an upload."""
     save(of_node(), folder, "step-1")
     aws.respond = lambda one, forward: (
         (500, [], b"") if one.method == "PUT" and "step-2/b.pt" in one.path else forward()
     )
-    with pytest.raises(BucketError, match="was not uploaded"):
+    with pytest.raises(BucketError, match="could not be uploaded"):
         save(of_node(), folder, "step-2")
     aws.respond = lambda _, forward: forward()
     assert sorted(restored(tmp_path / "there")) == ["step-1/a.pt", "step-1/b.pt"]
@@ -92,6 +94,7 @@ def test_files_without_a_manifest_are_not_used_and_not_sent_again(aws, folder, t
     assert "step-2/b.pt" in restored(tmp_path / "then")
 
 
+@pytest.mark.slow
 def test_what_a_script_writes_again_replaces_the_old_when_it_is_complete(aws, folder, tmp_path):
     save(of_node(), folder, "files")
     (folder / "last.pt").write_text("second")
@@ -226,7 +229,7 @@ def test_a_disk_that_is_too_small_is_named_before_anything_is_copied(folder, tmp
     files = [["step-1/a.pt", 10**18, 1, "step-1/a.pt"]]
     Bucket(PREFIX).write(name, json.dumps({"run": "x", "attempt": 0, "files": files}).encode())
     (tmp_path / "there").mkdir()
-    with pytest.raises(BucketError, match=r"free, and the checkpoint to resume from needs 1000000"):
+    with pytest.raises(BucketError, match=r"free, but the checkpoint to resume from needs 1000000"):
         of_node().restore(tmp_path / "there")
 
 
@@ -234,13 +237,38 @@ def test_an_object_that_has_changed_is_not_used(folder, tmp_path):
     save(of_node(), folder, "step-1")
     Bucket(PREFIX).write("step-1/a.pt", b"longer than before")
     (tmp_path / "there").mkdir()
-    with pytest.raises(BucketError, match=r"step-1/a.pt changed while it was copied"):
+    with pytest.raises(BucketError, match=r"step-1/a.pt changed while being copied"):
         of_node().restore(tmp_path / "there")
     assert checkpoint_folder.listed(tmp_path / "there") == {}
 
 
+def test_what_an_interrupted_download_has_left_is_not_copied_again(aws, folder, tmp_path):
+    """Not used before all of it is there, either."""
+    save(of_node(), folder, "step-2")
+    there = tmp_path / "there"
+    there.mkdir()
+
+    def respond(one, forward):
+        if one.method != "GET" or not one.path.endswith("/step-2/b.pt"):
+            return forward()
+        wait_for(lambda: list(there.glob(".deploykit/arriving/*/step-2/a.pt")))
+        return 403, [], b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
+
+    aws.respond = respond
+    with pytest.raises(BucketError, match=r"step-2/b\.pt could not be downloaded: "):
+        of_node().restore(there)
+    assert checkpoint_folder.listed(there) == {}
+    aws.respond = lambda _, forward: forward()
+    aws.requests.clear()
+    of_node().restore(there)
+    paths = [one.path for one in aws.requests if one.method == "GET" and ".pt" in one.path]
+    assert paths == ["/my-bucket/runs/a/step-2/b.pt"]
+    assert (there / "step-2/a.pt").exists()
+    assert not list(there.glob(".deploykit/arriving*"))
+
+
 def test_a_bucket_that_does_not_exist(aws):
-    with pytest.raises(BucketError, match=r"s3://no-such-bucket/a was not written: .*NoSuchBucket"):
+    with pytest.raises(BucketError, match=r"no-such-bucket/a could not be written: .*NoSuchBucket"):
         CheckpointBucket("s3://no-such-bucket/a").probe()
 
 
@@ -263,11 +291,12 @@ def test_a_user_who_may_not_write(aws, enforced, monkeypatch):
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it keeps the credentials
     reader = CheckpointBucket(PREFIX)
     reader.refresh()
-    with pytest.raises(BucketError, match=r"s3://my-bucket/runs/a was not written: .*AccessDenied"):
+    with pytest.raises(BucketError, match=r"my-bucket/runs/a could not be written: .*AccessDenied"):
         reader.probe()
 
 
 @pytest.mark.parametrize("failure", ["throttled", "dropped"])
+@pytest.mark.slow
 def test_requests_that_fail_at_first_are_repeated(failure, aws, folder, tmp_path):
     failed = set()
     slow = (503, [], b"<Error><Code>SlowDown</Code><Message>Slow down</Message></Error>")
@@ -287,7 +316,7 @@ def test_requests_that_fail_at_first_are_repeated(failure, aws, folder, tmp_path
 
 def test_a_node_without_boto3_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "boto3", None)
-    with pytest.raises(BucketError, match="needs boto3"):
+    with pytest.raises(BucketError, match="requires boto3"):
         Bucket(PREFIX)
 
 

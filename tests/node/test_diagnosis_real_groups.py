@@ -374,7 +374,7 @@ def test_the_recorder_tells_which_rank_missed_a_collective(made, capsys):
     assert "collective_mismatch" in first["also"]
     (proof,) = first["evidence"]
     assert (proof["file"], proof["line"], proof["rank"]) == (str(files[1]), 5, 1)
-    assert "rank 1 never called number 6 of group default_pg" in proof["text"]
+    assert "rank 1 never made call 6 of group default_pg" in proof["text"]
     assert re.search(r"\(all_reduce of Float \[\[10\]\] at train\.py:\d+\)", proof["text"])
 
 
@@ -383,5 +383,5 @@ def test_the_recorder_tells_which_rank_had_another_shape(made, capsys):
     first = first_finding(files, capsys)
     assert (first["cause"], first["first_rank"]) == ("collective_timeout", 1)
     (proof,) = first["evidence"]
-    assert "rank 1 called broadcast of Float [[20]]" in proof["text"]
-    assert "; the others called broadcast of Float [[10]]" in proof["text"]
+    assert "rank 1 ran broadcast of Float [[20]]" in proof["text"]
+    assert "; the others ran broadcast of Float [[10]]" in proof["text"]

@@ -36,7 +36,7 @@ class Failure(NamedTuple):
 
 FAILURES = {
     "an exception": Failure(
-        "user_code_error",
+        "division_by_zero",
         "def step(): return 1 / 0\nstep()",
         "ZeroDivisionError: division by zero",
     ),
@@ -180,7 +180,7 @@ REFUSED = {
     "a world smaller than asked": ("unknown", "started 2: training would be silently wrong", 4, {}),
     "a folder that cannot be": (
         "file_not_found",
-        "and this folder cannot be created here",
+        "but this folder cannot be created here",
         2,
         {"DEPLOYKIT_OUTPUT_DIR": "/dev/null/out"},
     ),

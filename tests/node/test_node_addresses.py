@@ -51,7 +51,7 @@ def test_slurms_address_is_used_if_the_name_does_not_help(names, scontrol):
 
 
 def test_a_name_that_does_not_resolve_is_an_error(names):
-    with pytest.raises(BadEnvironment, match="host name n1 of a node of this job does not resolve"):
+    with pytest.raises(BadEnvironment, match="host name n1 does not resolve on this node"):
         addresses.address("n1")
 
 

@@ -124,10 +124,11 @@ def test_ranks_that_do_not_save_end_with_the_cap_all_the_same(bundle, how, code)
     ("how", "code"),
     [
         ("save", 75),
-        pytest.param("plain", -signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param("deaf", -signal.SIGKILL, marks=pytest.mark.slow),
+        ("plain", -signal.SIGTERM),
+        ("deaf", -signal.SIGKILL),
     ],
 )
+@pytest.mark.slow
 def test_below_another_launcher_each_rank_keeps_the_cap(bundle, as_rank, tmp_path, how, code):
     """As on SageMaker, whose toolkit starts the ranks itself, and sends no signal."""
     bundle.write("saver.py", SAVER)

@@ -84,7 +84,7 @@ def test_sagemaker_without_a_launcher_of_its_own():
         ({"DEPLOYKIT_BACKEND": "slurm"}, "planned for slurm, but SLURM_JOB_ID is not set"),
         (
             {**STEP, "SLURM_STEP_NUM_TASKS": "4"},
-            "4 launchers on 2 nodes. It must start one",
+            "4 launchers on 2 nodes instead of one",
         ),
         ({"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-2]"}, "srun --ntasks-per-node=1"),
         ({"DEPLOYKIT_NODE_RANK": "0"}, "DEPLOYKIT_NODES is not set; it must be a number"),

@@ -24,7 +24,7 @@ def test_only_the_first_double_dash_separates():
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ([], "No program is given. Expected: launch.py torchrun"),
+        ([], "No program is given. Usage: launch.py torchrun"),
         (["--"], "No program is given"),
         (["--", "-m"], "No program is given"),
         (["torchrun", "train.py"], "`--` is missing between"),
@@ -42,12 +42,12 @@ def test_a_wrong_command_is_an_error(words, text):
 def test_the_number_of_nodes_is_checked(options):
     command_line = read("torchrun", *options, "--max-restarts", "3", "--", "train.py")
     command_line.check_nodes(Cluster("slurm", 0, ("a", "b")))
-    with pytest.raises(BadEnvironment, match=r"slurm gives this job 5: a, b, c, d, e"):
+    with pytest.raises(BadEnvironment, match=r"slurm started the job on 5: a, b, c, d, e"):
         command_line.check_nodes(Cluster("slurm", 0, tuple("abcde")))
 
 
 def test_a_number_of_nodes_must_be_a_number():
-    with pytest.raises(BadCommand, match="--nnodes=two is not a number"):
+    with pytest.raises(BadCommand, match="--nnodes=two must be a number"):
         read("torchrun", "--nnodes=two", "--", "train.py").check_nodes(Cluster("a", 0, ("a",)))
 
 

@@ -73,4 +73,4 @@ def test_a_rank_that_has_ended_is_not_entered(beside):
     beside.process.wait()
     done = beside("true")
     assert done.returncode == 69
-    assert "rank 3 does not run on" in done.stderr
+    assert "rank 3 is no longer running on" in done.stderr

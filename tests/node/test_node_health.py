@@ -42,18 +42,23 @@ def nvml(monkeypatch):
     [
         ("nvmlDeviceGetTotalEccErrors", 2, "had 2 uncorrectable", True),
         ("nvmlDeviceGetRemappedRows", [0, 1, 0, 1], "row remapping failed", True),
-        ("nvmlDeviceGetRemappedRows", [0, 1, 1, 0], "needs a reset", True),
-        ("nvmlDeviceGetRemappedRows", [0, 3, 0, 0], "replaced 3 bad", False),
+        ("nvmlDeviceGetRemappedRows", [0, 1, 1, 0], "must be reset", True),
+        ("nvmlDeviceGetRemappedRows", [0, 3, 0, 0], "remapped 3 bad", False),
         ("nvmlDeviceGetHandleByIndex", "lost", "lost to the driver", True),
         ("nvmlDeviceGetTemperature", "lost", "lost to the driver", True),
         ("nvmlDeviceGetTemperature", 86, "86 °C while idle", False),
-        ("nvmlDeviceGetCurrentClocksThrottleReasons", 0x40, "hardware: too hot", False),
+        (
+            "nvmlDeviceGetCurrentClocksThrottleReasons",
+            0x40,
+            "overheating and throttled by its hardware",
+            False,
+        ),
         ("nvmlDeviceGetCurrentClocksThrottleReasons", 0x80, "power supply's brake", False),
-        ("nvmlDeviceGetApplicationsClock", 345, "345 of 1980 MHz", False),
+        ("nvmlDeviceGetApplicationsClock", 345, "345 MHz of 1980", False),
         ("nvmlDeviceGetCurrPcieLinkWidth", 4, "4 of 16 PCIe lanes", False),
-        ("down", [3, 4], "NVLink 3, 4 down", False),
-        ("used", 70 << 30, "70.0 GiB in use before", False),
-        ("nvmlDeviceGetEccMode", [0, 1], "pending change of its ECC mode", False),
+        ("down", [3, 4], "NVLinks down (3, 4)", False),
+        ("used", 70 << 30, "already has 70.0 GiB", False),
+        ("nvmlDeviceGetEccMode", [0, 1], "pending ECC mode change", False),
     ],
 )
 def test_a_fault_of_a_gpu_is_named(nvml, name, value, says, fatal):
@@ -176,7 +181,7 @@ def test_a_disk_that_is_full(tmp_path):
         check=True,
     )
     assert json.loads(done.stdout) == [
-        [f"cannot write into {tmp_path}: No space left on device", True]
+        [f"cannot write to {tmp_path}: No space left on device", True]
     ]
 
 
@@ -192,7 +197,7 @@ def test_a_check_that_hangs_or_breaks_keeps_the_others():
     found = health.Running(checks).record(time.monotonic() + 0.2)
     free.set()
     assert found["faults"] == [
-        ("the check of its network devices has not finished: is a driver or disk hanging?", False)
+        ("checking its network devices timed out: a driver or disk may be hanging", False)
     ]
     assert found["skipped"] == ["GPUs (ZeroDivisionError('division by zero'))"]
 

@@ -121,7 +121,7 @@ def test_the_users_choice_is_kept():
     assert "WARNING" not in both.why
     one = interfaces.choose(lo, {"NCCL_SOCKET_IFNAME": "nosuch"})
     assert one.variables == {"NCCL_SOCKET_IFNAME": "nosuch", "GLOO_SOCKET_IFNAME": "lo"}
-    assert "WARNING: NCCL_SOCKET_IFNAME matches no interface that is up here" in one.why
+    assert "WARNING: NCCL_SOCKET_IFNAME matches none of the interfaces that are up here" in one.why
     assert interfaces.choose(None, {"GLOO_SOCKET_IFNAME": "lo"}).variables == {
         "GLOO_SOCKET_IFNAME": "lo"
     }
@@ -133,14 +133,14 @@ def test_the_users_choice_is_kept():
         (None, "there is no route to another node of the job"),
         (
             Route("10.0.0.2", "10.0.0.1", None),
-            "no interface has 10.0.0.1, this node's address towards 10.0.0.2",
+            "no interface has 10.0.0.1, which this node uses to reach 10.0.0.2",
         ),
-        (Route("10.0.0.2", "10.0.0.1", "lo"), "the route to 10.0.0.2 starts at loopback"),
+        (Route("10.0.0.2", "10.0.0.1", "lo"), "the route to 10.0.0.2 goes through loopback"),
         (Route("10.0.0.2", "10.0.0.1", "nosuch0"), "nosuch0, on the route to 10.0.0.2, is down"),
     ],
 )
 def test_without_a_usable_route_nothing_is_set_and_the_log_says_why(way, why):
-    assert interfaces.choose(way, {}) == Choice({}, f"network: no interface is set, since {why}")
+    assert interfaces.choose(way, {}) == Choice({}, f"network: no interface chosen, because {why}")
 
 
 @pytest.mark.parametrize(

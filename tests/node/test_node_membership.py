@@ -91,7 +91,7 @@ def test_a_node_that_comes_back_joins_at_a_new_checkpoint(node, env, tmp_path):
     waiting.start()
     while not said:
         assert survivors[0].change() is None
-    assert said == ["2 nodes are training; this one joins at the next checkpoint"]
+    assert said == ["2 nodes are training; this node will join at the next checkpoint"]
     assert survivors[0].change() is None
     (tmp_path / "checkpoints/step.pt").write_text("saved")
     assert survivors[0].change() == survivors[1].change() == "node 1 joins"

@@ -101,5 +101,5 @@ def test_debug_on_a_node(bundle):
     done = bundle.run(*words, DEPLOYKIT_DEBUG=1, NCCL_DEBUG="TRACE")
     assert done.code == 0, done.log
     assert "TRACE INFO" in done.said["rank 0"]
-    assert "setting LOGLEVEL=INFO: torchrun's agent logs its steps" in done.said["node 0"]
+    assert "setting LOGLEVEL=INFO: log the steps of torchrun's agent" in done.said["node 0"]
     assert (bundle.run_dir / "debug").is_dir()

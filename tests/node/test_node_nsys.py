@@ -13,7 +13,7 @@ def test_a_node_without_nsys_says_so(bundle):
     bundle.write("train.py", "print('never')")
     done = bundle.run(*ONE, DEPLOYKIT_PROFILE="nsys")
     assert done.code == 78
-    assert "error: profile: nsys is not on the PATH of this node. Load the module" in done.log
+    assert "error: profile: nsys is not on the PATH of this node. Load the Nsight" in done.log
 
 
 def test_what_nsys_refuses_is_in_the_log(bundle, tmp_path):
@@ -23,7 +23,7 @@ def test_what_nsys_refuses_is_in_the_log(bundle, tmp_path):
     done = bundle.run(*ONE, DEPLOYKIT_PROFILE="nsys", PATH=path)
     assert done.code == 70
     assert "unrecognised option" in done.log
-    assert "[rank 0] deploykit: no profile: nsys exited with code 1, no report" in done.log
+    assert "[rank 0] deploykit: no profile: nsys exited with code 1 without a report" in done.log
     assert "rank 0 exited with code 70" in done.log
 
 
@@ -31,4 +31,4 @@ def test_other_launchers_are_refused(bundle, as_rank):
     bundle.write("train.py", "print('never')")
     done = bundle.run("--", "train.py", **as_rank, DEPLOYKIT_PROFILE="nsys:3:5")
     assert done.code == 78
-    assert "profile: nsys needs ranks started by deploykit, not by torchrun" in done.log
+    assert "profile: nsys requires ranks started by deploykit, not by torchrun" in done.log

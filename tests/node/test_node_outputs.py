@@ -145,7 +145,7 @@ def test_a_file_that_was_cut_off_replaces_no_complete_one(place, capfd):
     cut_off(path)
     mine.collect()
     assert (place / "output/snapshot.pt").read_bytes() == whole
-    assert "'snapshot.pt' is not complete" in capfd.readouterr().err
+    assert "'snapshot.pt' is incomplete" in capfd.readouterr().err
     mine.restore()
     assert path.read_bytes() == whole
 
@@ -236,7 +236,7 @@ def test_where_the_folder_is_lost_the_log_says_what_to_keep(place, capfd):
     with outputs.around(env, 0):
         pass
     said = capfd.readouterr().err
-    assert "written in the working folder: 1 file, 1.5 kB: a.pt (1.5 kB); to keep them" in said
+    assert "written to the working folder: 1 file, 1.5 kB: a.pt (1.5 kB); to keep them" in said
 
 
 def test_a_kept_log_is_no_checkpoint(tmp_path):

@@ -117,7 +117,7 @@ def sums(run):
 
 @pytest.mark.torch
 @pytest.mark.slow
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_a_script_that_starts_its_own_processes(tmp_path, monkeypatch, nodes):
     project(tmp_path, monkeypatch, nodes)
     assert cli.main(["submit", "--backend", "local", "--run", "one", "--wait"]) == 0
@@ -159,10 +159,8 @@ def test_status_names_processes_that_wait_where_nobody_listens(tmp_path, monkeyp
     assert cli.main(["submit", "--backend", "local", "--run", "one", *more]) == 0
     try:
         wait_for(lambda: "no progress" in status(capsys)["reason"])
-        expected = (
-            f"2 of 2 processes wait to connect to localhost:{port}, where nothing is listening"
-        )
-        assert status(capsys)["reason"].endswith(f": {expected}")
+        expected = f"2 of 2 processes are waiting to connect to localhost:{port}, where nothing"
+        assert status(capsys)["reason"].endswith(f": {expected} is listening")
         assert cli.main(["diagnose", "one", "--json"]) == 79
         (cause, *_) = json.loads(capsys.readouterr().out)["causes"]
         assert "launcher: python" in cause["fix"]

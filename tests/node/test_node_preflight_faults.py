@@ -126,7 +126,7 @@ def test_ports_that_the_trainer_needs_are_closed(lab):
     nodes = Nodes(lab, 3)
     lab.firewall(nodes.names[2], f"ip saddr 10.77.0.2 tcp dport 32768-60999 {SYN} drop")
     found = stopped(nodes.run(budget=BRIEF))
-    assert found.startswith("node 1 (10.77.0.2) to node 2 (10.77.0.3): port 20123 passes, and port")
+    assert found.startswith("node 1 (10.77.0.2) to node 2 (10.77.0.3): port 20123 works, but port")
     assert "(pairs: 1 to 2)" in found
     assert "is dropped" in found
 
@@ -135,7 +135,9 @@ def test_one_direction_is_blocked(lab):
     nodes = Nodes(lab, 3)
     lab.firewall(nodes.names[2], f"ip saddr 10.77.0.2 {SYN} drop")
     found = stopped(nodes.run(budget=BRIEF))
-    assert found.startswith("node 1 (10.77.0.2) to node 2 (10.77.0.3): node 1 gets no answer from")
+    assert found.startswith(
+        "node 1 (10.77.0.2) to node 2 (10.77.0.3): node 1 gets no response from"
+    )
     assert "The other direction works: check the inbound rules of node 2" in found
 
 
@@ -145,13 +147,15 @@ def test_nothing_passes_between_two_nodes(lab):
     lab.firewall(nodes.names[0], "ip saddr 10.77.0.2 drop")
     report = nodes.run(budget=BRIEF)
     found = stopped(report)
-    assert found.startswith("node 0 (10.77.0.1) to node 1 (10.77.0.2): node 0 gets no answer from")
+    assert found.startswith(
+        "node 0 (10.77.0.1) to node 1 (10.77.0.2): node 0 gets no response from"
+    )
     assert "node 1 cannot reach node 0 either" in found
     assert found in report.logs[1]
 
 
 @pytest.mark.parametrize(
-    ("unplugged", "how"), [(False, "nothing is listening there"), (True, "no machine answers")]
+    ("unplugged", "how"), [(False, "nothing is listening there"), (True, "no machine responds")]
 )
 def test_a_dead_node(lab, unplugged, how):
     nodes = Nodes(lab, 3)
@@ -167,8 +171,8 @@ def test_an_mtu_that_the_network_does_not_carry(lab):
     for number in (0, 2):  # the switch in between has 1500
         words = ("mtu", 9000, "gso_max_segs", 1)
         netns.ip("-n", nodes.names[number], "link", "set", "eth0", *words)
-    report = nodes.run()
-    assert "small packets pass, but large ones are lost" in report.failures[0]
+    report = nodes.run(budget=150)  # what is lost is sent again and again, which takes a while
+    assert "small packets arrive, but large ones are lost" in report.failures[0]
     assert "(9000 on node 0, 9000 on node 2)" in report.failures[0]
 
 
@@ -180,7 +184,9 @@ def test_a_slow_link(lab):
     report = nodes.run()
     assert set(report.codes) == {78}
     assert all("node 2 (10.77.0.3)" in found for found in report.failures)  # its ACKs wait too
-    slow = r"node 2 \(10.77.0.3\)( to node \d \S+)? is slow, \S+ MB/s.*, but nodes reach"
+    slow = (
+        r"node 2 \(10.77.0.3\)( to node \d \S+)? is slow: \S+ MB/s.*, but the median node reaches"
+    )
     assert re.search(slow, report.failures[0])
 
 
@@ -191,4 +197,4 @@ def test_versions_that_differ(lab, tmp_path, subnet):
     found = stopped(Nodes(lab, 3, subnet).run(env={1: [str(tmp_path)]}))
     assert found.startswith("torch differs between nodes: ")
     assert "1.2.3 on node 1" in found
-    assert found.endswith(f"Correct node 1 ({subnet.format(2)})")
+    assert found.endswith(f"Fix node 1 ({subnet.format(2)})")

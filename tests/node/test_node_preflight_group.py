@@ -40,7 +40,7 @@ async def together(tests):
             "works with NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1: the fault",
         ),
         ("exits", "NCCL_NET", "works with NCCL_IB_DISABLE=1 NCCL_NET=Socket: the fault is in"),
-        ("exits", "gloo", "plain sockets only, but Gloo works"),
+        ("exits", "gloo", "plain sockets, but Gloo works"),
         ("exits", "never", "It fails with Gloo as well, so NCCL is not the cause"),
         pytest.param(
             "hangs", "NCCL_IB_DISABLE", "works with NCCL_IB_DISABLE=1", marks=pytest.mark.slow
@@ -74,7 +74,7 @@ def test_twenty_healthy_machines_have_no_finding(monkeypatch):
         assert not any(one.fatal for one in test.findings)
         assert [one.text for one in test.findings if "of the median" not in one.text] == []
     (line,) = [text for text in tests[0].lines(1.0) if text.startswith("bus bandwidth: ")]
-    assert line == "bus bandwidth: 10.00 GB/s with 256 MiB, 10.0 MB/s with 8 KiB"
+    assert line == "bus bandwidth: 10.00 GB/s for 256 MiB, 10.0 MB/s for 8 KiB"
 
 
 @pytest.mark.parametrize("count", range(2, 41))
@@ -135,8 +135,8 @@ def test_a_pair_below_the_median_is_named(count):
 def test_bus_bandwidth_is_reported_beside_what_the_network_carries():
     rates = [50e9, None, 25e9, 50e9]
     (line,) = speeds.lines(measured(4), rates)
-    end = "; the network devices of a node carry 25.00 GB/s (80% of it)"
-    assert line == f"bus bandwidth: 20.00 GB/s with 256 MiB, 100.0 MB/s with 8 KiB{end}"
+    end = ", 80% of the 25.00 GB/s that a node's network devices can carry"
+    assert line == f"bus bandwidth: 20.00 GB/s for 256 MiB, 100.0 MB/s for 8 KiB{end}"
     for unknown in ([None] * 4, [50e9]):
         assert next(speeds.lines(measured(4), unknown)) == line.removesuffix(end)
 

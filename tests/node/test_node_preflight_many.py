@@ -89,7 +89,7 @@ def test_a_slow_node_is_found_by_its_median_and_a_busy_one_stops_nothing():
     rows = reports(slow(2e6, lambda s, n: 77 in (s, n)))
     (found,) = judged(rows)
     assert found.fatal
-    assert found.text.startswith("node 77 (n77, 10.0.0.77) is slow, 2.0 MB/s on its best link")
+    assert found.text.startswith("node 77 (n77, 10.0.0.77) is slow: 2.0 MB/s on its best link")
     rows[77]["own"] = 6e6
     (found,) = judged(rows)
     assert not found.fatal

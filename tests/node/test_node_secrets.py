@@ -56,7 +56,7 @@ def test_every_failure_is_reported_and_no_value_is_shown(tmp_path):
         f"run: chmod 600 -- {public}",
         "absent cannot be read (No such file or directory)",
         "~who/key cannot be read (No such file or directory)",
-        "D (secret:vault:x): write it as secret:KIND:NAME",
+        "D (secret:vault:x): write secret:KIND:NAME",
     ):
         assert part in text
     assert "hush" not in text
@@ -89,7 +89,7 @@ def test_parameter_store_and_secrets_manager(aws):
     assert resolve(references, AWS_REGION="eu-west-1") == {"A": "p", "B": "s"}
     with pytest.raises(BadEnvironment) as error:
         resolve({"A": "secret:ssm:/none", "B": "secret:secretsmanager:raw"}, AWS_REGION="eu-west-1")
-    assert "AWS returned ParameterNotFound; the node's role needs ssm:GetParameter" in str(
+    assert "AWS returned ParameterNotFound; the node's role requires ssm:GetParameter" in str(
         error.value
     )
     assert "the secret is binary" in str(error.value)

@@ -99,7 +99,7 @@ def log(folder, node):
 def interface(folder, node):
     """The one that node's log says was taken."""
     said = log(folder, node)
-    (found,) = re.findall(r"\[node \d\] network: (\S+) \(\S+\) is the route to another", said)
+    (found,) = re.findall(r"\[node \d\] network: (\S+) \(\S+\) is on the route to another", said)
     return found
 
 

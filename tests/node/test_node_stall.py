@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -12,7 +14,8 @@ import pytest
 
 from deploykit_node import cluster, records
 from deploykit_node.cluster import BadEnvironment
-from deploykit_node.observe import hooks, processes, stall
+from deploykit_node.observe import hooks, processes, ras, stall
+from tests import ras_server
 from tests.backends.slurm.slurm_helpers import wait_for
 
 RELAY = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, *sys.argv[1:]]))"
@@ -98,7 +101,7 @@ def test_a_rank_that_waits_is_stalled_until_it_prints_again(node):
     here.heard()
     watch.look()
     assert here.record() is None
-    assert here.said[1].startswith("there is progress again")
+    assert here.said[1].startswith("progress resumed after ")
     assert watch.limit > 1.5, "three times the pause, which was usual after all"
 
 
@@ -179,7 +182,7 @@ def test_an_error_of_the_rule_does_not_end_the_run(node):
     watch.look()
     watch.look()
     assert here.said == [here.said[0]]
-    assert here.said[0].startswith("stalls are no longer detected: FileNotFoundError")
+    assert here.said[0].startswith("stall detection failed and is now off: FileNotFoundError")
 
 
 def test_what_a_process_writes_is_counted(node):
@@ -187,6 +190,103 @@ def test_what_a_process_writes_is_counted(node):
     before = processes.written(here.pid)
     wait_for(lambda: processes.written(here.pid) > before + (1 << 21))
     assert processes.written(10**9) == 0
+
+
+def waits(here):
+    """Look until the rank has made no progress for long enough that a stop is no end of its own."""
+    watch = here.watch()
+    here.heard()
+    watch.look()
+    wait_for(lambda: watch.look() or watch._ask_at > watch._stop_limit)
+    return watch
+
+
+def test_a_rank_that_waits_when_it_is_told_to_stop_leaves_its_stacks(node):
+    here = node(SLEEPS, DEPLOYKIT_STALL_SECONDS="20")
+    watch = waits(here)
+    assert here.record() is None
+    watch.stop(60)
+    found = here.record()
+    assert (found["stopped"], found["nodes"]) == (True, 1)
+    (kept,) = (here.run / "stacks" / found["dump"]).iterdir()
+    assert "time.sleep(900)" in kept.read_text()
+    assert " when the run was told to stop (" in here.said[0]
+
+
+def test_stacks_of_a_rank_that_slurm_has_ended_already_are_those_from_before(node):
+    """Slurm sends its signal to the launcher and to the ranks at the same time."""
+    here = node(SLEEPS, DEPLOYKIT_STALL_SECONDS="20")
+    watch = waits(here)
+    here.stop()
+    watch.stop(60)
+    (kept,) = (here.run / "stacks" / here.record()["dump"]).iterdir()
+    assert "time.sleep(900)" in kept.read_text()
+
+
+def test_so_are_stacks_that_have_only_just_been_taken(node):
+    here = node(SLEEPS, DEPLOYKIT_STALL_SECONDS="20")
+    watch = here.watch()
+    wait_for(lambda: watch.look() or watch._dump)
+    wait_for(lambda: list(here.ranks.glob("look-*/*.json")))
+    here.stop()
+    watch.stop(60)
+    (kept,) = (here.run / "stacks" / here.record()["dump"]).iterdir()
+    assert "time.sleep(900)" in kept.read_text()
+
+
+def test_a_rank_that_prints_leaves_no_stacks_when_it_is_told_to_stop(node):
+    here = node(SLEEPS, DEPLOYKIT_STALL_SECONDS="600")
+    watch = here.watch()
+    here.heard()
+    watch.look()
+    watch.stop(60)
+    assert here.record() is None
+    assert here.said == []
+
+
+@pytest.mark.slow
+def test_a_rank_that_computes_made_progress_when_it_is_told_to_stop(node):
+    """The pause is too short for an endless loop."""
+    here = node(SPINS, DEPLOYKIT_STALL_SECONDS="200")
+    watch = waits(here)
+    watch.stop(60)
+    assert here.record() is None
+
+
+def test_what_a_rank_prints_about_its_end_is_no_progress(node):
+    here = node(SLEEPS, DEPLOYKIT_STALL_SECONDS="20")
+    watch = waits(here)
+    Path(here.ranks / "rank-0.heard").unlink()
+    here.heard()
+    watch.stop(60)
+    assert here.record()["stopped"]
+
+
+def test_the_report_of_nccl_is_kept_with_the_stacks(node):
+    with ras_server.serving(ras_server.REPORTS["counts"], silent=1) as server:
+        here = node(SLEEPS, NCCL_RAS_ADDR=server.address)
+        here.watch()
+        here.heard()
+        found = here.stalls()
+    (kept,) = (here.run / "stacks" / found["dump"]).glob("*.ras")
+    assert kept.read_text() == ras_server.REPORTS["counts"]
+    assert server.commands[-3:] == ["client protocol 2", "timeout 5", "verbose status"]
+
+
+def greets(server):
+    with server.accept()[0] as connection:
+        connection.sendall(b"220 ready\r\n")
+
+
+def test_another_service_at_the_port_of_nccl_is_left_alone():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        thread = threading.Thread(target=greets, args=(other,))
+        thread.start()
+        assert ras.query({"NCCL_RAS_ADDR": address}) == ""
+        thread.join()
+    assert ras.query({"NCCL_RAS_ADDR": address}) == ""
+    assert ras.query({"NCCL_RAS_ADDR": "nowhere"}) == ""
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "soon", "nan"])

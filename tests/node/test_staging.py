@@ -109,7 +109,7 @@ def test_a_prefix_of_s3_is_copied_once_and_used_again(node, bucket, aws):
     aws.requests.clear()
     again, said = node.stage("s3://my-bucket/set/train")
     assert (again, contents(again)) == (folder, expected)
-    assert "is complete and is reused" in said
+    assert "reusing the complete copy in" in said
     assert {request.path.partition("?")[0] for request in aws.requests} == {"/my-bucket"}
 
 
@@ -159,7 +159,10 @@ def test_the_others_end_if_node_0_fails(node, tmp_path):
     record = {"exit_code": 78, "reason": "", "rank": None, "finished": "", "attempt": 0}
     (node.run_dir / "exit_records/node-0.json").write_text(json.dumps(record))
     folder, said = node.stage(tmp_path / "gone", "shared", NODE="1", COUNT="2")
-    assert (folder, said.strip()) == (None, "data.train: node 0 did not copy it; see its log.")
+    assert (folder, said.strip()) == (
+        None,
+        "data.train: node 0 did not copy the data; see its log.",
+    )
 
 
 def test_a_single_file_stays_one(node, tmp_path):
@@ -183,6 +186,7 @@ def test_links_are_followed(node, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["folder", "s3"])
+@pytest.mark.slow
 def test_a_node_killed_ten_times_completes_the_copy(node, tmp_path, bucket, aws, kind):
     """Each kill comes later, somewhere in the copy; what is there is not copied again."""
     if kind == "folder":
@@ -245,7 +249,7 @@ def test_a_copy_waits_for_another_process_and_says_so(node, tmp_path):
     with Path(f"{folder}.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         process = node.start(source)
-        assert "waiting for another process that copies it to" in process.stderr.readline()
+        assert "waiting for another process to copy it to" in process.stderr.readline()
         assert process.poll() is None
     assert json.loads(process.communicate(timeout=300)[0])
 
@@ -274,7 +278,7 @@ def test_a_file_that_shrinks_meanwhile_is_named(node, tmp_path):
     argv = [sys.executable, "-c", listed, str(ENTRYPOINTS)]
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "part 1/001.bin is not complete in" in done.stderr
+    assert "part 1/001.bin is incomplete in" in done.stderr
 
 
 def test_a_disk_that_is_too_small_is_found_before_the_copy(node, tmp_path):
@@ -300,7 +304,7 @@ def test_a_disk_that_fills_up_meanwhile_is_named(node, tmp_path):
     )
     _, said = process.communicate(timeout=300)
     assert process.returncode == 1
-    assert "data.train was not copied to this node: File too large (" in said
+    assert "data.train could not be copied to this node: File too large (" in said
     assert ".bin)." in said
 
 
@@ -325,7 +329,7 @@ def test_without_permission_it_is_said_in_a_sentence(node, bucket, enforced):
     enforced()
     folder, said = node.stage("s3://my-bucket/set/train")
     assert folder is None
-    assert "data.train was not copied to this node: s3://my-bucket/set/train was not listed" in said
+    assert "data.train could not be copied to this node: s3://my-bucket/set/train could not" in said
     assert "Traceback" not in said
 
 
@@ -347,21 +351,40 @@ def test_a_secret_key_of_the_job_opens_the_bucket(node, bucket, enforced):
     assert folder is not None, said
 
 
+@pytest.mark.slow
 def test_a_connection_that_drops_names_the_object(node, bucket, aws):
     put(bucket, 3)
     refused = "/my-bucket/set/train/part%201/001.bin"
     aws.respond = lambda one, forward: None if one.path == refused else forward()
     folder, said = node.stage("s3://my-bucket/set/train", AWS_MAX_ATTEMPTS="2")
     assert folder is None
-    assert "s3://my-bucket/set/train/part 1/001.bin was not downloaded: " in said
+    assert "s3://my-bucket/set/train/part 1/001.bin could not be downloaded: " in said
     assert "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_throttled_requests_are_repeated(node, bucket, aws):
+    expected = put(bucket, 3)
+    slow = (503, [], b"<Error><Code>SlowDown</Code><Message>Slow down</Message></Error>")
+    refused = set()
+
+    def respond(one, forward):
+        if one.path in refused:
+            return forward()
+        refused.add(one.path)
+        return slow
+
+    aws.respond = respond
+    folder, _ = node.stage("s3://my-bucket/set/train")
+    assert contents(folder) == expected
+    assert len(refused) == 4  # the list and three objects
 
 
 def test_an_object_cannot_leave_the_folder(node, bucket):
     bucket.put_object(Bucket="my-bucket", Key="set/train/../../escaped", Body=b"x")
     folder, said = node.stage("s3://my-bucket/set/train")
     assert folder is None
-    assert "has a name that is not valid on the node" in said
+    assert "is not valid on the node" in said
     assert not list(node.disk.rglob("escaped"))
 
 
@@ -395,3 +418,20 @@ def test_a_variable_that_the_node_lacks_is_named(node, tmp_path):
     folder, said = node.stage(tmp_path, DEPLOYKIT_STAGE=json.dumps({"train": channel}))
     assert folder is None
     assert "data.train.stage_folder is $NO_SUCH_DISK/x, which is not an absolute path" in said
+
+
+def test_data_that_the_node_does_not_see(node, tmp_path):
+    """All of them at once, with what was probably meant; an address is not a folder."""
+    (tmp_path / "imagenet").mkdir()
+    seen = {"DEPLOYKIT_DATA_THERE": str(tmp_path), "DEPLOYKIT_DATA_FAR": "s3://bucket/train"}
+    missing = {"LEFT": f"{tmp_path}/imagnet/", "RIGHT": f"{tmp_path}/x/y/z"}
+    named = {f"DEPLOYKIT_DATA_{name}": location for name, location in missing.items()}
+    folder, said = node.stage(tmp_path / "imagenet", **seen, **named)
+    assert folder is None
+    assert said.startswith(
+        f"data.left: {missing['LEFT']} was not found on this node. Did you mean "
+        f"{tmp_path}/imagenet? data.right: {missing['RIGHT']} was not found on this node. "
+        f"Only {tmp_path} exists here"
+    )
+    assert "data.there" not in said
+    assert "data.far" not in said

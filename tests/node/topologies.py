@@ -217,7 +217,7 @@ def apart(lab):
     return pair
 
 
-@_cannot("the other node's name means loopback", "this machine itself")
+@_cannot("the other node's name means loopback", "a loopback address")
 def loopback(lab):
     hosts = (HOSTS.replace("10.0.0.2", "127.0.1.1"), HOSTS.replace("10.0.0.1", "127.0.1.1"))
     return _lan(lab, hosts=hosts)
@@ -232,7 +232,7 @@ def only_docker(lab):
     return pair
 
 
-@_cannot("the other node's name means nothing", "does not resolve here")
+@_cannot("the other node's name means nothing", "does not resolve on this node")
 def nameless(lab):
     return _lan(lab, hosts=(LOCALHOST, LOCALHOST))
 

@@ -9,16 +9,17 @@ import shutil
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
 from deploykit.backends import base as backend
 from deploykit.cli import main as cli
-from deploykit.cli import report_page
+from deploykit.cli import report_page, report_sections
 from deploykit.job.model import State, Status
 from deploykit.lib import render
-from deploykit.observe import charts, usage
+from deploykit.observe import charts, evaluation, usage
 from deploykit.observe.charts import Chart, Curve
 from deploykit.observe.metrics.points import Point
 from deploykit.observe.metrics.series import Collection
@@ -292,9 +293,9 @@ def test_what_ranks_used_over_time(live, here, capsys):
         (live.folder / f"exit_records/history-{node}.jsonl").write_text("\n".join(lines))
     report(capsys)
     found = checked("report-live-run.html")
-    assert "Memory of each rank , GiB" in found.text
-    assert "CPU of each rank , % of a core" in found.text
-    assert "GPU of each rank" not in found.text
+    assert "Memory per rank , GiB" in found.text
+    assert "CPU usage per rank , % of a core" in found.text
+    assert "GPU utilization per rank" not in found.text
     assert "rank 9 4 2 4" in found.text
     assert "rank 4 " not in found.text  # of ten ranks, the eight that use least and most
 
@@ -399,7 +400,7 @@ def test_what_exists_is_replaced_only_by_force(live, here, capsys):
     live.end()
     Path("mine.html").write_text("mine")
     shown = report(capsys, "--output", "mine.html", code=64)
-    assert "mine.html already exists\n  name another file with --output" in shown.err
+    assert "mine.html already exists\n  choose another file with --output" in shown.err
     assert Path("mine.html").read_text() == "mine"
     report(capsys, "--output", "mine.html", "--force")
     checked("mine.html")
@@ -408,7 +409,7 @@ def test_what_exists_is_replaced_only_by_force(live, here, capsys):
 
 def test_too_many_runs_are_refused(start, here, capsys):
     names = [start(f"many-{letter}x").folder.name for letter in "abcdefghi"]
-    assert "a report shows at most 8 runs, but 9 are given" in report(capsys, *names, code=64).err
+    assert "a report shows at most 8 runs, but 9 were given" in report(capsys, *names, code=64).err
 
 
 def test_pictures_of_an_evaluation_are_within_the_page(here, capsys):
@@ -541,7 +542,7 @@ def test_charts_of_one_run_put_what_belongs_together_in_one():
         ("epoch_loss by epoch", 1),
         ("lr", 1),
         ("images_per_second", 1),
-        ("Time of a step", 2),
+        ("Step time", 2),
         ("other", 1),
     ]
     assert [bool(one.marks) for one in drawn] == [True, False, True, True, True, True]
@@ -627,3 +628,19 @@ def test_axe_has_no_serious_finding(kind, shape, start, here, capsys):
     found = findings(here / "page.html", **shape)
     assert found["passed"] > 10
     assert (found["lines"], found["wider"]) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    ("facts", "sentence"),
+    [
+        (
+            {"evaluated": 3, "split": "test", "step": 5},
+            "3 samples of the test data, with the model after step 5.",
+        ),
+        ({"split": "test"}, "Run judged: the test data."),
+        ({}, "Run judged."),
+    ],
+)
+def test_the_sentence_of_an_evaluation_has_what_its_file_says(facts, sentence):
+    known = SimpleNamespace(evaluation=("judged", evaluation.of(facts)))
+    assert sentence in report_sections._evaluation(known)["sentence"]

@@ -116,8 +116,8 @@ ranks 0,3: all_reduce, called at train.py:15: dist.all_reduce(total)
     main (train.py:20)  step(batch)
     <module> (train.py:21)  main()
 
-rank 2: no process; it has ended or not started, or its node did not answer
-rank 3: by faulthandler, since py-spy is not installed on the node
+rank 2: no process; it has ended or not started yet, or its node did not respond
+rank 3: read with faulthandler, because py-spy is not installed on the node
 """
 
 
@@ -172,7 +172,7 @@ def test_an_incomplete_file_is_left_out(tmp_path):
 def stall_record(folder, node=0, **changes):
     time = (datetime.now(UTC) - timedelta(seconds=5)).isoformat()
     data = {"time": time, "seconds": 240, "longest": 3, "dump": "", "nodes": 1, "attempt": 0}
-    data |= {"waiting": 0, "address": "", "refused": False}
+    data |= {"waiting": 0, "address": "", "refused": False, "stopped": False}
     path = folder / "exit_records" / f"stall-{node}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({**data, **changes}))
@@ -211,14 +211,17 @@ def test_times_are_told_in_steps(seconds, text, tmp_path):
 @pytest.mark.parametrize(
     ("more", "text"),
     [
-        ({"address": "", "refused": False}, "4 of 4 processes wait in init_process_group"),
+        ({"address": "", "refused": False}, "4 of 4 processes are waiting in init_process_group"),
         (
             {"address": "localhost:12355", "refused": True},
-            "4 of 4 processes wait to connect to localhost:12355, where nothing is listening",
+            (
+                "4 of 4 processes are waiting to connect to localhost:12355, "
+                "where nothing is listening"
+            ),
         ),
         (
             {"address": "n1:12355", "refused": False},
-            "4 of 4 processes wait for others at n1:12355",
+            "4 of 4 processes are waiting for others at n1:12355",
         ),
     ],
 )

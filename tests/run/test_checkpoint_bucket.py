@@ -89,9 +89,9 @@ def test_checkpoints_come_back_from_the_bucket_and_stay_there(foreign, tmp_path,
     assert fetched == ["epoch_01.pt", "epoch_02.pt"]
     again = deploykit(capsys, "fetch", "first", "--checkpoints", "--to", target).out
     assert "copied 2 files" in again
-    assert "2 files already there" in again
+    assert "2 unchanged files skipped" in again
     removed = deploykit(capsys, "rm", "first", "--remote", "--yes").out
-    assert f"left    {PREFIX}: named in the job file, so other runs may use it" in removed
+    assert f"left    {PREFIX}: set in the job file, so other runs may use it" in removed
     assert "digits/last.pt" in keys()
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from deploykit.backends import base as backend
 from deploykit.cli import main as cli
-from deploykit.run.report import argument_pairs, better
+from deploykit.job.settings import argument_pairs
+from deploykit.run.report import better
 from tests.live_run import OnTerminal
 
 HOSTILE = "x\x1b]52;c;eA==\x07\u202e[bold]"
@@ -74,7 +75,7 @@ def test_what_differs_and_nothing_else(two, capsys):
         "accuracy, last": ["0.7", "0.7"],
         "accuracy, best": ["0.7", "0.9 *"],
     }
-    assert shown.err == "4 other settings identical\n"
+    assert shown.err == "4 identical settings not shown\n"
 
 
 def test_json_has_the_numbers_with_their_sources(two, capsys):
@@ -128,8 +129,8 @@ def test_cost_restarts_and_source_are_told(start, two, capsys):
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        (["one-a"], 64, "only one run is given: one-a"),
-        (["one-a", "one-a"], 64, "only one run is given: one-a"),
+        (["one-a"], 64, "only one run was given: one-a"),
+        (["one-a", "one-a"], 64, "only one run was given: one-a"),
         (["one-a", "nowhere"], 66, "nowhere"),
         ([], 64, "RUN"),
     ],

@@ -99,7 +99,7 @@ def check(project, rank, *words):
 
 def test_a_run_of_which_no_rank_waits(live, capsys):
     assert cli.main(["shell", "--debugger"]) == 64
-    assert "error: no rank of live-run waits for a debugger" in capsys.readouterr().err
+    assert "error: no rank of live-run is waiting for a debugger" in capsys.readouterr().err
 
 
 SAGEMAKER = """

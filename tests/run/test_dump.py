@@ -130,7 +130,9 @@ def test_the_rank_that_hangs_and_its_line_come_first(tool, project, capsys, requ
         assert "  1 child process pt_data_worker: Images.__getitem__ at train.py:11: time" in text
         assert "c10d::" in deploykit(capsys, "dump", "--native")
     else:
-        assert "ranks 0-2: by faulthandler, since py-spy is not installed on the node" in text
+        assert (
+            "ranks 0-2: read with faulthandler, because py-spy is not installed on the node" in text
+        )
     deploykit(capsys, "cancel", row["run"])
     deploykit(capsys, "wait", row["run"], code=143)
     kept = deploykit(capsys, "dump", "--json")
@@ -140,6 +142,7 @@ def test_the_rank_that_hangs_and_its_line_come_first(tool, project, capsys, requ
 
 @pytest.mark.torch
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_healthy_run_that_is_dumped_all_the_time_ends_the_same(
     project, capsys, tmp_path, without_spy, monkeypatch
 ):
@@ -186,7 +189,9 @@ def test_a_run_that_has_ended_shows_what_was_kept(ended, capsys):
     assert "one has ended (failed), and no stacks were saved" in text
     ended()
     text = deploykit(capsys, "dump", "one")
-    head = "one: 2 ranks at 2026-11-23T07:20:01Z (the run has ended; these are the last saved)"
+    head = (
+        "one: 2 ranks at 2026-11-23T07:20:01Z (the run has ended; these are the last saved stacks)"
+    )
     assert text.startswith(f"{head}\n")
 
 

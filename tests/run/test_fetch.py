@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import signal
+import subprocess
+import sys
 import tarfile
+import threading
+from functools import partial
 from pathlib import Path
+from urllib.parse import unquote
 
 import boto3
 import pytest
 
+from deploykit.backends.sagemaker import aws as clients
 from deploykit.cli import main as cli
-from tests.aws_server import SECTION
+from tests.aws_server import SECTION, BrokenOff
+from tests.backends.slurm.slurm_helpers import wait_for
 
 BUCKET = "my-bucket"
 BIG = bytes(range(256)) * 40_000  # over 8 MiB: several parts
+KILL_AT = str(Path(__file__).parents[1] / "kill_at.py")
 
 
 def archive(files, name_of_link=None):
@@ -30,6 +40,42 @@ def archive(files, name_of_link=None):
             link.type, link.linkname = tarfile.SYMTYPE, "/nowhere/at/all"
             opened.addfile(link)
     return made.getvalue()
+
+
+def on(part, answer):
+    """Give another answer to requests for paths with this part."""
+    return lambda one, forward: answer(forward) if part in one.path else forward()
+
+
+def error(status, code):
+    text = f"<Error><Code>{code}</Code><Message>{code} was answered</Message></Error>".encode()
+    return lambda _: (status, [], text)
+
+
+def half(forward):
+    status, headers, content = forward()
+    return status, headers, BrokenOff(content)
+
+
+FAULTS = {
+    "no bucket": on("list-type", error(404, "NoSuchBucket")),
+    "may not list": on("list-type", error(403, "AccessDenied")),
+    "may not read": on("step-1/b", error(403, "AccessDenied")),
+    "throttled": on("step-1/b", error(503, "SlowDown")),
+    "dropped": on("step-1/b", lambda _: None),
+    "dropped in the middle": on("step-1/b", half),
+    "damaged": on("step-1/b", lambda forward: (*forward()[:2], b"sEcond")),
+}
+SENTENCES = {
+    "no bucket": (76, "s3://my-bucket/ckpt/a: AWS .*NoSuchBucket was answered", ""),
+    "may not list": (77, "ckpt/a: AWS .*AccessDenied", "grant s3:ListBucket to"),
+    "may not read": (77, "step-1/b: AWS .*AccessDenied", "grant s3:GetObject to"),
+    "throttled": (75, "step-1/b: AWS .*SlowDown", "AWS is busy; try again in a minute"),
+    "dropped": (69, "step-1/b: cannot reach AWS in us-east-1: Connection", "check the network"),
+    "dropped in the middle": (75, "step-1/b: the connection was lost: ", "run the same command"),
+    "damaged": (75, "step-1/b: the object changed or was corrupted", "run the same command again"),
+}
+"""By the fault: the exit code, a pattern of what is said, and the next step."""
 
 
 @pytest.fixture
@@ -69,6 +115,7 @@ def job(aws, project, deploykit):
             self.put(f"s3://{BUCKET}/ckpt/a/{name}", content)
 
         downloads = property(lambda _: _downloads(aws))
+        requests = property(lambda _: aws.requests)
 
     return Bucket()
 
@@ -76,6 +123,33 @@ def job(aws, project, deploykit):
 def _folder(deploykit):
     (row,) = deploykit("status", "digits-1")
     return row["folder"]
+
+
+class Killing:
+    """Answers for the server; after `count` files it waits for `enough()` and kills the process."""
+
+    def __init__(self, count, enough):
+        self.left, self.enough, self.process = count, enough, None
+        self.lock, self.killed = threading.Lock(), threading.Event()
+
+    def __call__(self, one, forward):
+        if one.method == "GET" and "/ckpt/a/" in one.path:
+            with self.lock:
+                self.left -= 1
+                late = -self.left
+            if late == 1:
+                wait_for(self.enough, 120)
+                self.process.kill()
+                self.killed.set()
+            if late > 0:
+                self.killed.wait(120)
+                return None
+        return forward()
+
+
+def fetched(aws):
+    """The names of the checkpoints' files that were requested."""
+    return {unquote(path).partition("/ckpt/a/")[2] for path in _downloads(aws) if "/ckpt/" in path}
 
 
 def _downloads(aws):
@@ -94,7 +168,7 @@ class TestFromS3:
             "output/model.tar.gz",
             "output/output.tar.gz",
         ]
-        assert dry["price"].startswith("AWS bills up to 0.01 USD to download ")
+        assert dry["price"].startswith("AWS charges up to 0.01 USD to download ")
         assert not target.exists()
         before = len(job.downloads)
 
@@ -158,11 +232,76 @@ class TestFromS3:
         assert [one["path"] for one in left["files"]] == ["checkpoints/step-3/a.distcp"]
         assert (target / "checkpoints/step-3/a.distcp").read_bytes() == b"x" * 1000
 
+    @pytest.mark.slow
+    def test_after_ten_kills_no_file_is_half_and_none_was_copied_twice(self, job, tmp_path, aws):
+        expected = {f"step-{n % 3}/{n:03}.bin": bytes([n]) * (50_000 + n) for n in range(90)}
+        expected["step-3/big.distcp"] = BIG
+        for name, content in expected.items():
+            job.put_checkpoint(name, content)
+        target, before = tmp_path / "to/checkpoints", set()
+        argv = [sys.executable, "-m", "deploykit", "fetch", "digits-1", "--checkpoints"]
+        argv += ["--to", str(target.parent)]
+
+        def here():
+            return {name for name in expected if (target / name).exists()}
+
+        def kill(before):
+            """Kill a fetch when a few more files have their names, and others are on their way."""
+            aws.respond = killing = Killing(5, lambda: len(here() - before) >= 4)
+            aws.requests.clear()
+            killing.process = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
+            assert killing.process.wait(300) == -signal.SIGKILL
+            assert fetched(aws).isdisjoint(before)
+            return here()
+
+        for _ in range(10):
+            before = kill(before)
+            assert all((target / name).read_bytes() == expected[name] for name in before)
+        aws.respond = lambda _, forward: forward()
+        aws.requests.clear()
+        assert subprocess.run(argv, stdout=subprocess.DEVNULL, check=False).returncode == 0
+        assert fetched(aws) == expected.keys() - before
+        assert {name: (target / name).read_bytes() for name in here()} == expected
+        assert len([path for path in target.rglob("*") if path.is_file()]) == len(expected)
+
+    def test_a_killed_fetch_of_an_archive_unpacks_what_is_there(self, job, tmp_path, aws):
+        job.put_result("model.tar.gz", archive({"model.pt": "weights"}))
+        target = tmp_path / "to"
+        words = ["fetch", "digits-1", "--to", str(target)]
+        argv = [sys.executable, KILL_AT, "before", "deploykit.lib.untar:extract_all", "--", *words]
+        assert subprocess.run(argv, check=False).returncode == -signal.SIGKILL
+        aws.requests.clear()
+        assert cli.main(words) == 0
+        assert job.downloads == []
+        assert (target / "model/model.pt").read_text() == "weights"
+        assert not list(target.rglob("*.gz"))
+
+    def test_a_file_that_was_changed_here_is_not_replaced(self, job, deploykit, tmp_path):
+        job.put_checkpoint("notes.txt", b"from the job")
+        wanted = ("fetch", "digits-1", "--checkpoints", "--to", str(tmp_path / "to"))
+        deploykit(*wanted)
+        mine = tmp_path / "to/checkpoints/notes.txt"
+        mine.write_text("mine, longer than before")
+        assert deploykit(*wanted)["files"] == []
+        assert mine.read_text() == "mine, longer than before"
+
+    def test_each_object_takes_one_request(self, job, deploykit, tmp_path):
+        """The listing tells size and ETag, so s3transfer need not ask."""
+        job.put_checkpoint("small", b"x" * 1000)
+        job.put_checkpoint("step-1/big.distcp", BIG)
+        before = len(job.requests)
+        deploykit("fetch", "digits-1", "--checkpoints", "--to", str(tmp_path / "to"))
+        asked = [one for one in job.requests[before:] if "list-type" not in one.path]
+        assert {one.method for one in asked if "/ckpt/" in one.path} == {"GET"}
+        assert len([one for one in asked if one.path.endswith("small")]) == 1
+        ranges = [one.headers.get("range") for one in asked if one.path.endswith("distcp")]
+        assert sorted(ranges) == ["bytes=0-8388607", "bytes=8388608-"]
+
     def test_hostile_archives_and_names(self, job, deploykit, tmp_path):
         job.put_result("output.tar.gz", archive({"ok": "1"}, name_of_link="out"))
         target = tmp_path / "to"
         refused = deploykit("fetch", "digits-1", "--to", str(target), code=73)
-        assert "was not unpacked" in refused["message"]
+        assert "cannot unpack" in refused["message"]
         deploykit("fetch", "digits-1", "--to", str(target), code=73)  # it is not complete
         assert not (target / "output/out").is_symlink()
         job.put_result("output.tar.gz", b"no archive at all")
@@ -173,7 +312,41 @@ class TestFromS3:
         assert (target / "output/ok").read_text() == "2"
         job.put_checkpoint("../../escape", b"x")
         escape = deploykit("fetch", "digits-1", "--checkpoints", "--to", str(target), code=73)
-        assert "its name leaves the target folder" in escape["message"]
+        assert "its path leads outside the target folder" in escape["message"]
+
+    @pytest.mark.parametrize("case", SENTENCES)
+    def test_what_stops_a_fetch_is_a_sentence(self, job, tmp_path, aws, capsys, monkeypatch, case):
+        """And the next fetch copies what is missing."""
+        monkeypatch.setattr(clients, "client", partial(clients.client, attempts=1))
+        code, said, next_step = SENTENCES[case]
+        job.put_checkpoint("step-1/a", b"first")
+        job.put_checkpoint("step-1/b", b"second")
+        aws.respond = FAULTS[case]
+        words = ["fetch", "digits-1", "--checkpoints", "--to", str(tmp_path / "to")]
+        assert cli.main(words) == code
+        shown = capsys.readouterr().err
+        assert re.search(said, shown), shown
+        assert next_step in shown
+        assert not (tmp_path / "to/checkpoints/step-1/b").exists()
+        aws.respond = lambda _, forward: forward()
+        assert cli.main(words) == 0
+        assert (tmp_path / "to/checkpoints/step-1/b").read_bytes() == b"second"
+
+    def test_a_disk_that_is_full_is_a_sentence(self, job, tmp_path):
+        """A limit on the size of files stands for it."""
+        job.put_checkpoint("big.distcp", BIG)
+        words = ["fetch", "digits-1", "--checkpoints", "--to", str(tmp_path / "to")]
+        limit = ["bash", "-c", 'ulimit -f 4000; trap "" XFSZ; exec "$@"', "sh"]
+        argv = [*limit, sys.executable, "-m", "deploykit", *words]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        assert done.returncode == 73
+        assert f"error: cannot copy to {tmp_path / 'to'}: File too large" in done.stderr
+        assert "free some space there or choose another folder with --to" in done.stderr
+        assert [path.name for path in (tmp_path / "to").rglob("*") if path.is_file()] == [
+            ".deploykit-fetched.json"
+        ]
+        assert cli.main(words) == 0
+        assert (tmp_path / "to/checkpoints/big.distcp").read_bytes() == BIG
 
     def test_a_missing_permission_is_a_sentence(self, job, deploykit, tmp_path, aws):
         job.put_result("output.tar.gz", archive({"ok": "1"}))
@@ -186,6 +359,7 @@ class TestFromS3:
 
 
 @pytest.mark.aws
+@pytest.mark.slow
 def test_wait_fetches_and_rm_removes_what_is_far_away(job, deploykit, project, aws):
     for number in range(1001):  # more than one request can delete
         job.put_result(f"data/{number}", b"x")
@@ -226,4 +400,4 @@ def test_results_in_the_working_folder_are_named(project, capsys):
     assert cli.main(["fetch", "elsewhere"]) == 0
     shown = capsys.readouterr()
     assert "add this to the job file: outputs: [model.pt]" in shown.err
-    assert "output: on this machine, in " in shown.out
+    assert "output: already on this machine, in " in shown.out

@@ -36,16 +36,17 @@ AT_THE_END = [
 ]
 
 
-def points(*around_the_send):
-    """Points of the kill, and whether the job has been sent by then."""
-    early = [(*point, False) for point in AROUND_THE_ROW]
-    return [*early, *around_the_send, *((*point, True) for point in AT_THE_END)]
+def points(*around_the_send, early=pytest.mark.nightly):
+    """Points of the kill, and whether the job has been sent by then. The first know no backend."""
+    before = [pytest.param(*point, False, marks=early) for point in AROUND_THE_ROW]
+    return [*before, *around_the_send, *((*point, True) for point in AT_THE_END)]
 
 
 LOCAL = points(
     ("after", "deploykit.bundle.archive:unpack", False),
     ("before", "subprocess:run", False),
     ("after", "subprocess:run", True),
+    early=(),
 )
 SLURM = points(
     ("after", "deploykit.bundle.archive:unpack", False),

@@ -114,13 +114,13 @@ def test_the_page_for_the_administrator(ended, capsys):
     registry.confirm("a-1", "7", Status(State.FAILED))
     assert cli.main(["nodes", "--report", "n2"]) == 0
     page = capsys.readouterr().out
-    assert page.startswith("n2 of slurm://localhost: excluded until 2")
+    assert page.startswith("n2 on slurm://localhost: excluded until 2")
     assert f"\nReason: {reason}\n" in page
     assert "\n  preflight: node 1 (n2, 10.0.0.2): eth0\n  preflight: FAILED: node 1" in page
     assert "node 0 (n1" not in page
     assert "scontrol update NodeName=n2 State=DRAIN" in page
     assert "nvidia-smi -q -d ECC,ROW_REMAPPER" in page
-    assert page.endswith("Then use it again: deploykit nodes --clear n2\n")
+    assert page.endswith("Let deploykit use it again: deploykit nodes --clear n2\n")
     shown = OnTerminal("nodes", "--report", "n2")
     assert shown.end() == 0
     assert shown.seen.replace("\r\n", "\n") == page

@@ -117,7 +117,7 @@ def test_wait_leaves_a_run_that_can_never_start(capsys, monkeypatch):
     assert cli.main(["wait", add("stuck")]) == 81
     told = capsys.readouterr()
     assert "stuck: blocked\n  reason  requests too much, so it can never start" in told.out
-    assert "still in the queue; `deploykit cancel stuck` removes it" in told.err
+    assert "stuck is still queued; `deploykit cancel stuck` removes it" in told.err
     assert cli.main(["wait", add("waits"), "--timeout", "0.1"]) == 124
 
 

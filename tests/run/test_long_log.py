@@ -52,6 +52,7 @@ def peak(argv, folder):
 
 
 @pytest.mark.parametrize("argv", _VERBS)
+@pytest.mark.slow
 def test_the_memory_of_a_verb_does_not_grow_with_the_log(argv, start, logged, tmp_path):
     for name, text in (("short", logged[:1000]), ("long", logged)):
         one = start(name)

@@ -115,7 +115,7 @@ def test_list_reads_what_it_shows(statements, monkeypatch, capsys):
     assert cli.main(["list", "-n", "3"]) == 0
     out, err = capsys.readouterr()
     assert [line.split("\t")[0] for line in out.splitlines()] == list(map(newest, (1, 2, 3)))
-    assert f"the newest 3 of {MANY + 1} runs; all: -n {MANY + 1}" in err
+    assert f"the newest 3 of {MANY + 1} runs; -n {MANY + 1} shows all" in err
     assert len(read) == 3 * 3
 
 

@@ -44,7 +44,7 @@ def test_the_same_bytes_job_and_arguments(project, sent, capsys):  # noqa: F811
     assert new.bundle.hash == old.bundle.hash
     assert new.text.replace("second", "first") == old.text
     assert as_data(new.job) == {**as_data(old.job), "source": new.job.source}
-    assert "compare them later: deploykit compare first second\n" in shown.err
+    assert "to compare them later: deploykit compare first second\n" in shown.err
     first, second = registry.known("first"), registry.known("second")
     assert first.revision == second.revision is not None
     for name in ("source.json", "uncommitted.diff"):
@@ -82,7 +82,7 @@ def test_another_launcher_has_to_be_accepted(project, sent, capsys, monkeypatch)
     plane = {**node_plane.node_plane(), f"{node_plane.FOLDER}/new.py": b"1"}
     monkeypatch.setattr(node_plane, "node_plane", lambda: plane)
     said = reproduce(capsys, "first", code=64).err
-    assert said.startswith("error: the launcher of this deploykit is not the one that first sent\n")
+    assert said.startswith("error: this version's launcher differs from the one that first sent\n")
     assert len(sent) == 1
     reproduce(capsys, "first", "--new-launcher")
     assert sent[1].bundle.hash != sent[0].bundle.hash
@@ -101,14 +101,14 @@ def test_files_that_would_not_be_bundled_again(project, sent, capsys, monkeypatc
 
     monkeypatch.setattr(bundle, "unpack", unpack)
     said = reproduce(capsys, "first", "--new-launcher", code=66).err
-    assert said.startswith("error: the files that first sent can no longer be bundled")
+    assert said.startswith("error: the files of first can no longer be bundled")
 
 
 @pytest.mark.parametrize(
     ("key", "value", "told"),
     [
-        ("env", {"A": 1}, "env would differ"),
-        ("resources", {"time_limit": "1m"}, "resources would differ"),
+        ("env", {"A": 1}, "first in env"),
+        ("resources", {"time_limit": "1m"}, "first in resources"),
     ],
 )
 def test_a_job_that_would_differ_is_refused(project, sent, capsys, key, value, told):  # noqa: F811

@@ -12,7 +12,7 @@ from deploykit.backends import base as backend
 from deploykit.bundle import archive as bundle
 from deploykit.cli import main as cli
 from deploykit.job.decode import as_data, decode
-from deploykit.job.model import Handle
+from deploykit.job.model import Handle, State, Status
 from deploykit.lib import paths
 from deploykit.run import lifecycle, registry
 from tests.aws_server import SECTION
@@ -43,7 +43,7 @@ def test_the_same_job_and_source_are_sent_again(project, sent, capsys):
     out, err = capsys.readouterr()
     old, new = sent
     assert json.loads(out)["run"] == new.run
-    assert "reruns first, submitted 20" in err
+    assert "rerun of first, which was submitted at 20" in err
     assert new.run.startswith("hello-")
     assert new.bundle.hash == old.bundle.hash
     assert new.text.replace(new.run, "first") == old.text
@@ -76,6 +76,16 @@ def test_a_run_can_be_sent_to_another_backend_with_its_arguments(project, sent, 
     assert sent[0].job.entrypoint.args == ("--epochs", "5", "--lr", "1")
 
 
+def test_with_failed_a_run_that_has_not_failed_is_refused(project, sent, capsys):
+    assert cli.main(["submit", "--run", "first"]) == 0
+    registry.update("first", Status(State.SUCCEEDED))
+    assert cli.main(["rerun", "first", "--failed"]) == 64
+    assert "first has not failed (state: succeeded)" in capsys.readouterr().err
+    registry.update("first", Status(State.FAILED, exit_code=1))
+    assert cli.main(["rerun", "first", "--failed", "--run", "second"]) == 0
+    assert [plan.run for plan in sent] == ["first", "second"]
+
+
 def test_a_dry_run_of_it_sends_nothing(project, sent, capsys):
     assert cli.main(["submit", "--run", "first"]) == 0
     capsys.readouterr()
@@ -90,7 +100,7 @@ def test_what_was_not_kept_is_said(project, sent, capsys):
     with tarfile.open(archive, "w:gz"):
         pass  # of its name, and of other content
     assert cli.main(["rerun", "first"]) == 66
-    assert "the source that first sent is no longer in" in capsys.readouterr().err
+    assert "the source of first is no longer in" in capsys.readouterr().err
     (paths.run_folder("first") / backend.JOB).unlink()
     assert cli.main(["rerun", "first"]) == 66
     assert "first has no record of its job" in capsys.readouterr().err
@@ -158,6 +168,6 @@ def test_a_run_of_a_newer_deploykit_says_so(project, sent, capsys):
     for verb in ("rerun", "reproduce"):
         assert cli.main([verb, "first", "--dry-run"]) == 65
         err = capsys.readouterr().err
-        assert "error: first was made by a newer deploykit than this one" in err
+        assert "error: first was created by a newer deploykit than this one" in err
         assert "resources.new_key: unknown key" in err
         assert "pip install -U deploykit" in err

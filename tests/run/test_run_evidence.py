@@ -14,6 +14,7 @@ from deploykit.diagnose import cause_rules
 from deploykit.job.model import State, Status
 from deploykit.lib import paths
 from deploykit.run import diagnosis, registry
+from tests import ras_server
 
 BY_STATE = {
     "TIMEOUT": "slurm_time_limit",
@@ -89,7 +90,7 @@ def test_the_state_alone_names_the_cause(native, run, capsys):
     [
         (ended(139, "rank 1 was terminated by SIGSEGV (exit code 139)"), "segfault"),
         (ended(137, "rank 1 was terminated by SIGKILL (exit code 137)"), "host_oom"),
-        (ended(137, "rank 1 disappeared, as after SIGKILL"), "host_oom"),
+        (ended(137, "rank 1 disappeared, as if killed by SIGKILL"), "host_oom"),
         (ended(135, "rank 1 was terminated by SIGBUS (exit code 135)"), "shm_too_small"),
         (ended(127, "rank 1 exited with code 127"), "command_not_found"),
     ],
@@ -111,11 +112,11 @@ def test_ranks_that_were_ended_because_they_stalled_did_not_run_out_of_memory(ru
     reason = "rank 0 was terminated by SIGKILL (exit code 137)"
     log = f"[node 0] on_stall: restart: sending SIGKILL to the ranks\n[node 0] {reason}\n"
     _, found = run(capsys, log=log, node_0=ended(137, reason, 0))
-    assert [cause["cause"] for cause in found["causes"]] == ["stalled"]
+    assert [cause["cause"] for cause in found["causes"]] == ["hang"]
 
 
 def test_a_node_that_failed_its_check_is_named(run, capsys):
-    why = "node 1 (lynx-2) computes wrong matrix products: a bad GPU, CPU or memory"
+    why = "node 1 (lynx-2) computes wrong matrix products: faulty GPU, CPU or memory"
     unhealthy = {"attempt": 0, "failed_check": True, "hosts": {"lynx-2": why}}
     record = ended(78, "preflight stopped the job", None)
     _, found = run(capsys, node_0=record, unhealthy_0=unhealthy)
@@ -174,30 +175,67 @@ def test_a_run_that_has_not_ended_is_not_called_healthy(live, capsys):
     live.log("step 1")
     assert cli.main(["diagnose", "live-run"]) == 84
     said = capsys.readouterr().out
-    assert said.startswith("unfinished: the run has not ended; its logs show no failure so far")
+    assert said.startswith("unfinished: the run has not ended, and its logs show no failure so far")
     assert "deploykit dump live-run" in said
     assert cli.main(["diagnose", "live-run", "--json"]) == 84
     assert json.loads(capsys.readouterr().out)["ending"] == "unfinished"
 
 
-def test_a_run_that_makes_no_progress_is_stalled(live, capsys):
+def test_a_run_that_makes_no_progress_hangs(live, capsys):
     """What its launchers recorded, and not the log, tells that it hangs."""
     live.log("step 1")
     (live.folder / "exit_records").mkdir()
     since = (datetime.now(UTC) - timedelta(minutes=7)).isoformat()
     stall = {"time": since, "seconds": 300, "longest": 1, "dump": "", "nodes": 1, "attempt": 0}
-    stall |= {"waiting": 0, "address": "", "refused": False}
+    stall |= {"waiting": 0, "address": "", "refused": False, "stopped": False}
     (live.folder / "exit_records/stall-0.json").write_text(json.dumps(stall))
     assert cli.main(["diagnose", "live-run", "--json"]) == 79
     first, *_ = json.loads(capsys.readouterr().out)["causes"]
-    assert first["cause"] == "stalled"
+    assert first["cause"] == "hang"
     assert first["evidence"][0]["text"] == "no progress for 10 min"
     assert "deploykit dump live-run" in first["fix"]
 
 
+STALL = {"seconds": 300, "longest": 1, "dump": "one-stall", "nodes": 1, "attempt": 0, "waiting": 0}
+STALL |= {"address": "", "refused": False, "time": "2026-11-29T08:00:00Z", "stopped": True}
+TIMED_OUT = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT T DUE TO TIME LIMIT ***\n"
+
+
+def test_a_run_that_made_no_progress_needs_no_longer_time_limit(run, capsys):
+    record = ended(
+        143, "rank 0 was terminated by SIGTERM (exit code 143) after a signal to stop", 0
+    )
+    code, found = run(capsys, log=TIMED_OUT, node_0=record, stall_0=STALL)
+    (first,) = found["causes"]
+    assert (code, first["cause"]) == (79, "hang")
+    assert first["evidence"][0]["text"] == "no progress for 5 min before it was stopped"
+
+
+@pytest.mark.parametrize(
+    ("code", "change"),
+    [(75, {}), (143, {"stopped": False}), (143, {"nodes": 2})],
+    ids=["it saved", "it was not stopped", "another node made progress"],
+)
+def test_a_run_that_made_progress_keeps_its_cause(code, change, run, capsys):
+    record = ended(code, f"rank 0 exited with code {code} after a signal to stop", 0)
+    _, found = run(capsys, log=TIMED_OUT, node_0=record, stall_0=STALL | change)
+    assert found["causes"][0]["cause"] == "slurm_time_limit"
+
+
+def test_what_nccl_reported_stands_beside_the_ranks(run, capsys):
+    kept = paths.run_folder("one") / "stacks/one-stall"
+    kept.mkdir(parents=True)
+    (kept / "n1.ras").write_text(ras_server.REPORTS["counts"])
+    record = ended(143, "rank 0 was terminated by SIGTERM after a signal to stop", 0)
+    _, found = run(capsys, log=TIMED_OUT, node_0=record, stall_0=STALL)
+    texts = [proof["text"] for proof in found["causes"][0]["evidence"]]
+    told = "communicator #0-0 (aa11bb22cc33dd44) of 4 ranks: AllReduce: 3 ranks at 120; rank 2 at"
+    assert f"NCCL before it was stopped: {told} 119" in texts
+
+
 def test_a_node_whose_launcher_was_killed_is_named_and_not_the_one_that_reports_it(run, capsys):
     """Exit code 137 of the other launcher is what it saw, and no lack of memory there."""
-    reason = "the launcher of node 1 (n2) disappeared, as after SIGKILL"
+    reason = "the launcher of node 1 (n2) disappeared, as if killed by SIGKILL"
     log = (
         "srun: error: n2: task 1: Killed\n"
         f"2026-11-28T19:25:10.265Z [node 0] {reason}\n"

@@ -11,7 +11,7 @@ from deploykit.lib import paths
 from deploykit.run import registry
 from tests.aws_server import SECTION
 
-_SAID = "warning: checkpoints: are also used by live-run, which is "
+_SAID = "warning: checkpoints: are also used by live-run (state: "
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_the_other_run_is_named(verb, shared, live, capsys):
     for location in ("saved", "./saved/", str(shared)):
         err = shown(capsys, *verb, "--set", f"checkpoints={location}")
         assert _SAID in err
-        assert "each run would delete what the other saves" in err
+        assert "each run would delete the other's checkpoints" in err
     assert _SAID not in shown(capsys, *verb, "--set", "checkpoints=elsewhere")
     assert _SAID not in shown(capsys, *verb)
     assert "live-run" in shown(capsys, *verb, "--strict", "--set", "checkpoints=saved", code=65)

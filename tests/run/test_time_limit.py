@@ -29,6 +29,6 @@ def test_elsewhere_it_is_required_and_named_with_all_other_problems(capsys, back
     argv = ["check", "--backend", backend, *more]
     assert cli.main(argv) == 65
     shown = capsys.readouterr().err
-    assert "resources.time_limit: is required (for example time_limit: 30m, or" in shown
+    assert "resources.time_limit: is required (for example, `time_limit: 30m` or" in shown
     assert "1 problem" in shown
     assert cli.main([*argv, "--set", "resources.time_limit=1h"]) == 0

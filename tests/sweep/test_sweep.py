@@ -19,6 +19,7 @@ from deploykit.cli import main as cli
 from deploykit.job import machine
 from deploykit.job.model import Entrypoint, JobSpec, Resources
 from deploykit.lib import paths
+from tests.receivers import Hook
 from tests.sweep import plain
 
 SAMPLERS = {
@@ -96,11 +97,50 @@ def test_failed_trials_do_not_end_the_sweep(write, sweep):
     assert plain.started(paths.state())[f"{found['sweep']}-0"] == 1
 
 
+@pytest.fixture
+def hook():
+    made = Hook()
+    yield made
+    made.close()
+
+
+def test_failed_trials_are_run_again_with_their_values(write, sweep, toy, capsys, hook):
+    with (toy / "job.yaml").open("a") as file:
+        file.write(f"notify: {{to: ['{hook.url}']}}\n")
+    fails = f"open('{toy.parent}/works').read()"
+    write(sampler="grid", parameters=f'{{do: {{choice: [pass, "{fails}", print(1)]}}}}')
+    name = sweep("start", "--json")["sweep"]
+    assert cli.main(["rerun", name, "--failed"]) == 0
+    shown = capsys.readouterr()
+    assert f"{name}: retrying trials 1\n" in shown.err
+    assert "4 of 4: 2 failed, 2 succeeded" in shown.out
+    (toy.parent / "works").touch()
+    assert cli.main(["rerun", name, "--failed", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["state"] for one in found["trials"]] == [
+        *("succeeded", "failed", "succeeded", "failed", "succeeded")
+    ]
+    assert {one["parameters"]["do"] for one in found["trials"] if one["trial"] in {1, 3, 4}} == {
+        fails
+    }
+    assert (found["state"], found["total"]) == ("finished", 5)
+    assert set(plain.started(paths.state()).values()) == {1}, "no trial is started twice"
+    assert sweep("resume", name, "--json")["total"] == 5
+    ends = [message["cause"].partition(";")[0] for message in hook.messages]
+    assert [end.partition("of ")[2] for end in ends] == ["3 trials", "4 trials", "5 trials"]
+    assert cli.main(["rerun", name, "--failed"]) == 64
+    assert "all failed trials were already retried" in capsys.readouterr().err
+    assert cli.main(["rerun", name, "--failed", "--set", "env.A=1"]) == 64
+    assert "--set does not apply to a sweep" in capsys.readouterr().err
+
+
 def test_without_any_success_the_code_says_so(write, sweep):
     write(objective="{metric: acuracy}", trials=1)
     found = sweep("start", "--json", code=1)
     assert found["best"] is None
-    assert "metric 'acuracy' not found; the run has loss, top" in found["trials"][0]["reason"]
+    assert (
+        "metric 'acuracy' not found; metrics of the run: loss, top" in found["trials"][0]["reason"]
+    )
     sweep("best", code=66)
     assert "no trial" in sweep.notes
 
@@ -137,7 +177,7 @@ def test_repeats_have_seeds_and_a_mean(write, sweep):
     assert spread["values"] == pytest.approx([(seed - 0.03) ** 2 + 1 / 3 for seed in range(3)])
     assert spread["mean"] == pytest.approx(mean)
     assert found["not_clearly_worse"] == [1]
-    assert "not clearly worse, since the intervals overlap: 1" in sweep("best")
+    assert "not clearly worse, because the intervals overlap: trials 1" in sweep("best")
     runs = [f"{found['sweep']}-1-s{seed}" for seed in range(3)]
     assert [one["run"] for one in found["trials"][1]["runs"]] == runs
     assert eval((paths.run_folder(runs[2]) / "args").read_text()) == ["--n", "1", "--lr", "2"]
@@ -161,19 +201,27 @@ def deploykit(*words):
 SLEEP = "{do: {choice: ['while not os.path.exists(\"../../go\"): time.sleep(0.05)', 'pass']}}"
 
 
-def test_stop_cancels_and_resume_goes_on(write, sweep, toy):
+def test_stop_cancels_and_resume_goes_on(write, sweep, toy, capsys):
     write(sampler="grid", parameters=SLEEP)
     with deploykit("start", "--sweep", "s") as controller:
         wait_for((paths.run_folder("s-0") / "starts").exists)
         assert sweep("status", "s", "--json")["state"] == "running"
         sweep("resume", "s", code=75)
-        assert "another process controls" in sweep.notes
+        assert "another process is controlling" in sweep.notes
+        assert cli.main(["rerun", "s", "--failed"]) == 75
         assert sweep("stop", "s", "--json")["state"] == "stopped"
         assert controller.wait() == 0
+    capsys.readouterr()
+    assert cli.main(["rerun", "s", "--failed"]) == 64, "it would run the other trials too"
+    shown = capsys.readouterr().err
+    assert "0 of 2 trials of s have ended" in shown
+    assert "`deploykit sweep resume s` first" in shown
     assert not (paths.run_folder("s-0") / "code").exists()
     (paths.state() / "runs/go").touch()
     found = sweep("resume", "s", "--json")
     assert (found["state"], found["counts"]) == ("finished", {"succeeded": 2})
+    assert cli.main(["rerun", "s", "--failed"]) == 64
+    assert "s: no trial has failed" in capsys.readouterr().err
     assert plain.started(paths.state()) == {"s-0": 1, "s-0-r1": 1, "s-1": 1}
     plan = (paths.run_folder("s-0-r1") / "job.json").read_text()
     assert json.loads(plan)["checkpoints"] == str(paths.run_folder("s-0") / "checkpoints")
@@ -212,7 +260,7 @@ def test_jobs_that_are_refused_wait_for_those_that_run(write, sweep, toy):
     (toy / "full").touch()
     sweep("start", "--sweep", "s", code=76)
     assert "the queue is full" in sweep.notes
-    assert "then resume the sweep: deploykit sweep resume s" in sweep.notes
+    assert "then resume the sweep with `deploykit sweep resume s`" in sweep.notes
     refuse.unlink()
     assert sweep("resume", "--json")["counts"] == {"succeeded": 3}
     assert set(plain.started(paths.state()).values()) == {1}
@@ -232,13 +280,16 @@ def test_the_cap_is_kept_with_running_trials_at_their_worst(write, sweep, toy):
     assert found["cost"] == {"amount": 80.0, "currency": "USD"}
     assert found["counts"] == {"succeeded": 4}
     assert (found["state"], found["total"]) == ("capped", 20)
-    assert "not starting more trials: the next could exceed max_cost (130.00 USD)" in sweep.notes
+    assert (
+        "not starting more trials, because the next could exceed max_cost (130.00 USD)"
+        in sweep.notes
+    )
 
 
 @pytest.mark.parametrize(
     ("cap", "said"),
     [
-        ("59 USD", "max_cost: 59.00 USD is less than the 60.00 USD that one trial may cost"),
+        ("59 USD", "max_cost: 59.00 USD is less than the 60.00 USD that one trial could cost"),
         ("99 EUR", "max_cost: is in EUR, but the prices are in USD"),
     ],
 )
@@ -284,10 +335,7 @@ def test_what_bills_names_the_budget_that_alerts(write, sweep, toy):
     assert '"TrainingJobName"' in text
     assert "cost: at most" in sweep.notes
     assert ": 3 trials x " in sweep.notes
-    assert (
-        "`deploykit infra` creates a budget for the account that sends alerts by email"
-        in sweep.notes
-    )
+    assert "`deploykit infra` can add an account budget with email alerts" in sweep.notes
 
 
 def test_a_dry_run_shows_the_first_trial_and_starts_nothing(write, sweep, toy):
@@ -333,9 +381,9 @@ def test_a_variable_of_the_launcher_is_refused(write, sweep):
     [
         ([], 64, "an action is required"),
         (["strat"], 64, "did you mean 'start'?"),
-        (["nope.yaml"], 66, "the sweep file nope.yaml does not exist"),
+        (["nope.yaml"], 66, "sweep file nope.yaml not found"),
         (["--grid", "lr=1"], 64, "--grid requires --metric"),
-        (["start"], 66, "the sweep file sweep.yaml does not exist"),
+        (["start"], 66, "sweep file sweep.yaml not found"),
         (["start", "--grid", "lr=1"], 64, "--grid requires --metric"),
         (["start", "x.yaml", "--grid", "lr=1", "--metric", "m"], 64, "cannot be used together"),
         (["status", "--grid", "lr=1"], 64, "--grid applies only to `deploykit sweep start`"),
@@ -485,10 +533,10 @@ def test_a_sweep_of_a_newer_deploykit_says_so(write, sweep, toy):
     (folder / "sweep.json").write_text(json.dumps(data))
     for name in ("later-2", "lat"):
         sweep("status", name, code=66)
-        assert "error: sweep later-2 was made by a newer deploykit than this" in sweep.notes
+        assert "error: sweep later-2 was created by a newer deploykit than this" in sweep.notes
         assert "pip install -U deploykit" in sweep.notes
     assert sweep("list") == ""
-    assert "not listed: later-2 was made by a newer deploykit than this" in sweep.notes
+    assert "not listed: later-2 was created by a newer deploykit than this" in sweep.notes
     (folder / "sweep.json").write_text('{"sweep": 1')
     sweep("status", "later-2", code=66)
     assert "sweep later-2 is not valid JSON" in sweep.notes

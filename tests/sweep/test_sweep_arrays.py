@@ -60,7 +60,7 @@ def test_each_task_is_a_run_with_a_folder_of_its_own(job, write, sweep, capsys):
 
 def test_the_cap_bounds_the_first_array(job, write, sweep):
     """Each run may cost 3.60 USD, and costs almost nothing."""
-    once = "{preemption: 0, time_limit: 0, node_failure: 0}"
+    once = "{preemption: 0, time_limit: 0, node_failure: 0, transient: 0}"
     job(f"slurm: {{price: 36 USD/node-hour, restarts: {once}}}\n")
     write(trials=4, parallel=4, max_cost="8 USD")
     assert sweep("start", "--sweep", "s", "--json")["counts"] == {"succeeded": 4}
@@ -133,6 +133,6 @@ def test_an_array_that_is_refused_is_halved(job, write, sweep, monkeypatch):
 
     monkeypatch.setattr(lifecycle, "submit_array", limited)
     assert sweep("start", "--sweep", "s", "--json")["counts"] == {"succeeded": 5}
-    assert "5 runs: not submitted as a job array" in sweep.notes
+    assert "5 runs were not submitted as a job array" in sweep.notes
     assert arrays() == [2, 2]
     assert set(plain.started(paths.state()).values()) == {1}

@@ -57,19 +57,19 @@ def test_every_problem_with_its_line_and_what_was_meant(tmp_path):
         ("{choice: [1], range: [1, 2]}", "expected exactly one of `choice` and `range`"),
         ("{choice: []}", "parameters.x.choice: is empty"),
         ("{choice: [a, a]}", "parameters.x.choice: contains a duplicate value"),
-        ("{choice: [1, 2], log: true}", "parameters.x.log: applies to a `range` only"),
+        ("{choice: [1, 2], log: true}", "parameters.x.log: applies only to a `range`"),
         ("{range: [2, 1]}", "expected the lowest and the highest value"),
         ("{range: [1, 2, 3]}", "expected the lowest and the highest value"),
-        ("{range: [0, 1], log: true}", "must be above 0 with `log`"),
+        ("{range: [0, 1], log: true}", "must be greater than 0 with `log`"),
         ("{range: [1, 8], log: true, step: 1}", "cannot be combined with `log`"),
-        ("{range: [0.5, 8], int: true}", "must have whole numbers, because of `int`"),
+        ("{range: [0.5, 8], int: true}", "must use whole numbers with `int`"),
         ("{range: [-1e999, 1]}", "expected the lowest and the highest value"),
         ("{range: [0, 1e17], int: true}", "is too large for whole numbers"),
         ("{range: [0, 1], step: 1e-9}", "divides the range into more than 1,000,000 values"),
-        ("{range: [0, 1], step: 2}", "must be above 0, and within the range"),
+        ("{range: [0, 1], step: 2}", "must be greater than 0, and at most the width of the range"),
         ("{choice: [1], as: 'env:A B'}", "'A B' is not a valid environment variable name"),
         ("{choice: [1], as: '--x'}", "must contain {value}"),
-        ('{choice: [1], as: "--x \'{value}"}', "a quote is not closed"),
+        ('{choice: [1], as: "--x \'{value}"}', "contains an unclosed quote"),
         (
             "{choice: [1], if: {y: 1}}",
             "parameters.x.if.y: is not a parameter listed above this one",
@@ -102,7 +102,7 @@ def test_a_search_that_is_wrong(tmp_path, keys, said):
 def test_a_condition_names_a_value_of_a_choice_above(tmp_path):
     text = "parameters:\n  opt: {choice: [sgd, adam]}\n  m: {range: [0, 1], if: {opt: sdg}}\n"
     (found,) = problems(tmp_path, text + HEAD)
-    assert "line 3: parameters.m.if.opt: 'sdg' is not one of its values" in found
+    assert "line 3: parameters.m.if.opt: 'sdg' is not a value of that parameter" in found
     assert "did you mean 'sgd'?" in found
 
 

@@ -37,7 +37,7 @@ def test_what_a_dead_controller_has_not_recorded_is_not_pruned(interrupted, swee
     assert "the unfinished sweep s keeps its runs; `deploykit rm s`" in shown.err
     shown = run(capsys, "rm", "s-0", code=64)
     assert "s-0 is a trial of the unfinished sweep s" in shown.err
-    assert "`deploykit sweep resume s` continues it; `deploykit rm s` removes" in shown.err
+    assert "`deploykit sweep resume s` continues the sweep; `deploykit rm s` removes" in shown.err
     assert sweep("resume", "s", "--json")["counts"] == {"succeeded": 2}
     assert plain.started(paths.state()) == {"s-0": 1, "s-1": 1}
 

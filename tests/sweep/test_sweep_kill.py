@@ -66,12 +66,14 @@ def test_the_journal_is_that_of_an_undisturbed_sweep(write, sweep):
     assert shown(found) == shown(sweep("start", "--json"))
 
 
+@pytest.mark.nightly
 def test_with_repeats_and_a_sampler_that_learns(write, sweep):
     write(trials=10, parallel=4, sampler="tpe", repeat=2, repeat_as="--n {value}")
     survives(sweep, [f"s-{number}-s{seed}" for number in range(10) for seed in range(2)])
 
 
 @pytest.mark.torch
+@pytest.mark.nightly
 def test_on_this_machine(write, sweep, monkeypatch):
     monkeypatch.setenv("DEPLOYKIT_BACKEND", "local")
     write(trials=12, parallel=3)
@@ -91,6 +93,7 @@ def test_on_slurm(write, sweep, monkeypatch, cluster, toy):
 
 
 @pytest.mark.aws
+@pytest.mark.nightly
 def test_on_sagemaker(write, sweep, monkeypatch, aws, toy):
     """A service that starts a job as often as it is asked to; its metric is the learning rate."""
     started = Counter()

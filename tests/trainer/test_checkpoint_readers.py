@@ -116,17 +116,17 @@ def located(**fields):
 
 
 EDITS = [
-    (claim_a_terabyte, "claims more bytes than are stored"),
+    (claim_a_terabyte, "declares more bytes than are stored"),
     (claim_a_larger_shape, "do not fill its shape"),
     (leave_the_tensor, "lies outside its tensor"),
     (share_bytes, "chunks overlap in __0_0.distcp"),
     (change_the_dtype, "the stored tensor model.weight does not match the metadata"),
     (lose_a_chunk, "is not stored in any file"),
-    (located(offset=10**9), "lie outside __0_0.distcp"),
-    (located(offset=-8), "lie outside __0_0.distcp"),
-    (located(length=2**40), "lie outside __0_0.distcp"),
+    (located(offset=10**9), "lies outside __0_0.distcp"),
+    (located(offset=-8), "lies outside __0_0.distcp"),
+    (located(length=2**40), "lies outside __0_0.distcp"),
     (located(length=200), "cannot be read"),
-    (located(transform_descriptors=["zstd"]), "its bytes are encoded"),
+    (located(transform_descriptors=["zstd"]), "its data is encoded"),
     (lambda table: table.state_dict_metadata.update(x=1), "in place of a TensorStorageMetadata"),
     (lambda table: setattr(table, "storage_data", None), "invalid pickle in .metadata"),
 ]
@@ -174,8 +174,8 @@ def test_symbolic_links_and_pipes_are_refused(name, manager, folder, capsys, tmp
         ({"progress": [1]}, "has no step"),
         ({"files": [[1, 2]]}, "is not valid (AttributeError)"),
         ({"files": {}}, "does not list .metadata"),
-        ({"files": {".metadata": [True, 1]}}, "has no valid size and checksum"),
-        ({"files": {".metadata": [-1, 1]}}, "has no valid size and checksum"),
+        ({"files": {".metadata": [True, 1]}}, "lacks a valid size or checksum"),
+        ({"files": {".metadata": [-1, 1]}}, "lacks a valid size or checksum"),
         ({"files": {"a\x1b]52;": [1, 1]}}, r"lists 'a\x1b]52;', which"),
     ],
     ids=str,

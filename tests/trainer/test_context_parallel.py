@@ -32,13 +32,13 @@ REFUSED = {
     "convolution": "outputs or loss differ by",
     "eager": "requires a model that calls scaled_dot_product_attention, but this one does not",
     "masked": "the attention mask of shape (6, 6) does not cover the 12 keys of the whole sequence",
-    "multihead": "cannot compute nn.MultiheadAttention: use a layer that calls",
-    "windowed": "does not support sliding-window attention, here 8 of",
-    "shifting": "or the loss shifts its targets: shift them in the data",
-    "mask": "leave attention_mask out of the batch: causal attention needs none for trailing",
-    "image": "a tensor of shape (16, 3, 8) in a batch is not (batch, 12, ...) like the targets",
+    "multihead": "does not support nn.MultiheadAttention: use a layer that calls",
+    "windowed": "does not support sliding-window attention (8 of",
+    "shifting": "or the loss shifts its targets: shift them in",
+    "mask": "leave attention_mask out of the batch: causal attention needs no mask for",
+    "image": "a tensor in the batch has shape (16, 3, 8), not (batch, 12, ...) like the targets",
     "classes": "requires a target for each position, not one for each sample",
-    "odd": "does not divide sequences of 11 positions: pad them, with targets of -100, to 12",
+    "odd": "does not divide sequences of 11 positions: pad them to 12",
 }
 
 

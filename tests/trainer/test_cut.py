@@ -83,10 +83,10 @@ def test_stages_are_balanced_by_measured_time(pools, tmp_path):
     ("model", "message"),
     [
         ("tied", "head.weight are the same tensor in several pipeline stages: untie them"),
-        ("ahead", "a result from before its layers is also used after them"),
-        ("own", "the model has parameters that no part"),
+        ("ahead", "a value computed before its layers is also used after them"),
+        ("own", "the model has parameters that nothing"),
         ("used-pairs", "running a stage alone failed: TypeError"),
-        ("twice", "its layers are not called once each, in their order"),
+        ("twice", "its layers are not called exactly once each, in order"),
     ],
 )
 def test_a_model_that_cannot_be_cut_is_refused_with_the_reason(four, model, message, tmp_path):

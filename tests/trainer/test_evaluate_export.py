@@ -42,7 +42,7 @@ def test_an_evaluation_counts_every_test_image_once(trained, tmp_path, capsys):
         right, all_of_it = matrix[int(name), int(name)], matrix[int(name)].sum()
         assert scores["recall"] == pytest.approx(float(right / all_of_it))
     assert (tmp_path / "confusion.png").read_bytes().startswith(b"\x89PNG")
-    assert f"accuracy {result['accuracy']:.4f}; lowest F1 " in capsys.readouterr().out
+    assert f"accuracy {result['accuracy']:.4f} (360 images); lowest F1 " in capsys.readouterr().out
 
 
 def test_without_matplotlib_there_is_no_picture(tmp_path, monkeypatch, capsys):

@@ -269,13 +269,13 @@ def test_a_frozen_backbone_is_trained_on(trained, layout, kind):
     ("layout", "task", "message"),
     [
         ("pp", "pairs", "but Two returns a tuple of 2 values; choose another strategy"),
-        ("pp", "frozen", "no parameter of the model is trainable"),
-        ("ddp", "frozen", "no parameter of the model is trainable"),
+        ("pp", "frozen", "the model has no trainable parameters"),
+        ("ddp", "frozen", "the model has no trainable parameters"),
         ("fsdp", "sparse", "embed has sparse gradients"),
         ("ddp", "sparse", "embed has sparse gradients"),
         ("single", "sparse", "remove sparse=True"),
         ("ddp", "without_rate", "Task.optimizer: the learning rate is None"),
-        ("pp-tp", "turned", "Masked has no plan for tensor parallelism"),
+        ("pp-tp", "turned", "Masked has no tensor-parallel plan"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence_on_every_rank(refused, layout, task, message):
@@ -304,7 +304,7 @@ def test_a_loss_that_depends_on_the_division_of_a_batch_is_said(
 ):
     world, *given = arguments(ALL[layout], "weighted", task_options=[f"kind={kind}"])
     texts = pools[world].train(tmp_path, *given)
-    said = "warning: the loss of a batch is not the target-weighted mean of the losses of its parts"
+    said = "warning: a batch's loss is not the mean of its parts' losses weighted by their targets"
     assert "".join(texts).count(said) == warnings
 
 

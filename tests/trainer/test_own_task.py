@@ -66,13 +66,13 @@ def test_pipelines_and_tensor_parallelism_take_models_that_fit(
 @pytest.mark.parametrize(
     ("task", "strategy", "message"),
     [
-        ("language", "pp", "between its layers: blocks.1 does not accept the output of blocks.0"),
+        ("language", "pp", "into pipeline stages: blocks.1 does not accept the output of blocks.0"),
         ("regression", "pp", "the last batch of the training data has 3 samples, and only integer"),
         ("misspelled", "tp", "frist, which Net does not have: did you mean first?"),
         (
             "regression",
             "tp",
-            "Net has no plan for tensor parallelism: return one for",
+            "Net has no tensor-parallel plan: return one for",
         ),
     ],
 )
@@ -194,7 +194,7 @@ def test_a_mistake_in_your_code_keeps_its_traceback(tmp_path):
     [
         (f"{TASKS}:missing", f"the module {TASKS} has no function missing"),
         ("tests.nowhere:task", "module tests.nowhere not found in"),
-        (f"{TASKS}:nothing", "returned Linear: return a trainer.task.Task"),
+        (f"{TASKS}:nothing", "returned Linear, not a trainer.task.Task"),
         (f"{TASKS}:stream", "training data without a length requires --steps"),
         (f"{TASKS}:short_of_lengths", "`lengths` has 2 numbers for 51 samples"),
         (f"{TASKS}:stream_with_lengths", "but this is a stream"),

@@ -119,7 +119,7 @@ def test_divisions_are_optimal():
         assert all(any(owners[number] for number in stage) for stage in found)
         assert len(found) == stages
 
-    with pytest.raises(ValueError, match="cannot make 4 pipeline stages of 3 layers"):
+    with pytest.raises(ValueError, match="cannot make 4 pipeline stages from 3 layers"):
         split(layers([True, False, True, True]), 4, [1, 9, 2, 1])
 
 

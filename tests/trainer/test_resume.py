@@ -150,7 +150,7 @@ def test_checkpoints_that_cannot_be_read_end_the_run_rather_than_start_it_again(
     (latest(tmp_path) / ".metadata").unlink()
     text = outputs([start([TRAIN, *FOUR_EPOCHS], tmp_path)], code=65)[0]
     assert "train.py: error: no checkpoint in " in text
-    assert "can be read (step-00000017: .metadata is missing). Restore one from a copy; " in text
+    assert "can be read (step-00000017: .metadata is missing). Restore one from a backup; " in text
     assert "Traceback" not in text
     assert lines(tmp_path) == before
 

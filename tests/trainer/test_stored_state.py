@@ -158,7 +158,7 @@ def test_a_value_that_could_run_code_is_neither_written_nor_read(tmp_path):
     with pytest.raises(InvalidFile, match=r"object\.x cannot be read"):
         stored_state.decode({"object.x": bytes_})
     for tensor in (torch.zeros(3), torch.zeros(3, 3, dtype=torch.uint8)):
-        with pytest.raises(InvalidFile, match=r"object\.x is not of bytes"):
+        with pytest.raises(InvalidFile, match=r"object\.x is not a byte tensor"):
             stored_state.decode({"object.x": tensor})
     with pytest.raises(InvalidFile, match=r"number\.x is not a number"):
         stored_state.decode({"number.x": torch.zeros(2)})

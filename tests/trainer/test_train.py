@@ -154,7 +154,7 @@ def test_a_folder_without_text_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         parse(["--task", "text", "--text", str(tmp_path)])
 
-    assert "holds no text" in capsys.readouterr().err
+    assert "contains no text" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("world", [2, 4, 8])

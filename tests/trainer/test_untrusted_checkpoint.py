@@ -93,12 +93,17 @@ def test_a_checkpoint_of_another_model_is_skipped(one_rank, tmp_path, capsys):
     attacks.update_checksums(path)
     train_alone(tmp_path, *FOUR_EPOCHS)
 
-    assert "it has no tensor model.scores.weight" in skip_messages(capsys.readouterr().out)[0]
+    assert (
+        "it does not contain the tensor model.scores.weight"
+        in skip_messages(capsys.readouterr().out)[0]
+    )
     assert weights(tmp_path).equal(weights(one_rank))
     for path in folder.iterdir():
         (path / ".metadata").write_bytes(table.replace(b"scores.weight", b"scores.height"))
         attacks.update_checksums(path)
-    with pytest.raises(ValueError, match=r"no checkpoint matches this model: it has no tensor"):
+    with pytest.raises(
+        ValueError, match=r"no checkpoint matches this model: it does not contain the tensor"
+    ):
         train_alone(tmp_path, *FOUR_EPOCHS)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from deploykit.backends import base as backend
 from deploykit.backends.sagemaker import aws
+from deploykit.backends.sagemaker.deployment import check_deployment, plan_deployment
 from deploykit.backends.sagemaker.downloads import (
     download,
     files,
@@ -15,6 +16,19 @@ from deploykit.backends.sagemaker.downloads import (
     remove_remains,
     transfer_price,
 )
+from deploykit.backends.sagemaker.endpoints import (
+    conditions,
+    deploy,
+    deploy_later,
+    endpoint_logs,
+    invoke,
+    may_deploy,
+    plan_scale,
+    remove_deployment,
+    scale,
+    switch,
+)
+from deploykit.backends.sagemaker.inventory import billed_endpoints
 from deploykit.backends.sagemaker.jobs import (
     attach,
     cancel,
@@ -23,12 +37,14 @@ from deploykit.backends.sagemaker.jobs import (
     find,
     logs,
     metrics,
+    pages,
     status,
 )
+from deploykit.backends.sagemaker.model_packages import plan_registration, register
 from deploykit.backends.sagemaker.offers import alternatives, cost, refresh_prices, when
 from deploykit.backends.sagemaker.options import Options, bills, environment_region
 from deploykit.backends.sagemaker.policy import submitter_policy
-from deploykit.backends.sagemaker.rules import check
+from deploykit.backends.sagemaker.rules import check, setting_rules
 from deploykit.backends.sagemaker.submission import plan, submit
 from deploykit.backends.sagemaker.uploads import storage_price, unsent_data
 from deploykit.job.model import JobSpec
@@ -50,8 +66,8 @@ def missing(absent: Sequence[str]) -> Iterator[tuple[str, str]]:
     where = environment_region()
     if not where:
         yield (
-            "no region",
-            "set sagemaker.region in a job file; for this check: export AWS_REGION=us-east-1",
+            "no AWS region is set",
+            "set sagemaker.region in the job file; for this check: export AWS_REGION=us-east-1",
         )
     try:
         aws.identify(where)
@@ -76,27 +92,44 @@ __all__ = [
     "Options",
     "alternatives",
     "attach",
+    "billed_endpoints",
     "bills",
     "cancel",
     "check",
+    "check_deployment",
+    "conditions",
     "cost",
+    "deploy",
+    "deploy_later",
     "download",
     "dump_by_hand",
+    "endpoint_logs",
     "enter",
     "examine",
     "files",
     "find",
+    "invoke",
     "logs",
+    "may_deploy",
     "metrics",
     "missing",
+    "pages",
     "plan",
+    "plan_deployment",
+    "plan_registration",
+    "plan_scale",
     "refresh_prices",
+    "register",
     "remains",
+    "remove_deployment",
     "remove_remains",
+    "scale",
+    "setting_rules",
     "status",
     "storage_price",
     "submit",
     "submitter_policy",
+    "switch",
     "transfer_price",
     "unsent_data",
     "when",

@@ -22,12 +22,12 @@ from deploykit.lib.errors import (
 _ATTEMPTS = 5
 _TIMEOUT = 60.0
 """Seconds for a connection and for an answer: botocore's defaults."""
-_CONNECTIONS = 10
-"""botocore's default."""
+AT_ONCE = 20
+"""Requests for files at the same time; many small files need more than s3transfer's default, 10."""
 _PROBE_TIMEOUT = 5.0
 """Seconds for a question whose only purpose is to learn whether AWS answers."""
-_CREDENTIALS = "aws configure, aws sso login, AWS_PROFILE"
-_LOGIN = "log in again (aws sso login, or new keys) and check with: aws sts get-caller-identity"
+_CREDENTIALS = "run `aws configure` or `aws sso login`, or set AWS_PROFILE"
+_LOGIN = "log in again (`aws sso login`) or renew the keys; check: aws sts get-caller-identity"
 _BUSY = frozenset(
     {
         *("InternalError", "InternalFailure", "InternalServerError", "InternalServiceError"),
@@ -44,14 +44,25 @@ _LOGGED_OUT = frozenset(
 DENIED = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403"})
 _ACTION = re.compile(r"not authorized to perform:? ([\w-]+:\w+)(?: on resource:? (\S+))?")
 """The action, and its resource, in IAM's message."""
+_ACTIONS = {
+    "DeleteObjects": "s3:DeleteObject",
+    "GetObject": "s3:GetObject",
+    "HeadObject": "s3:GetObject",
+    "ListObjectsV2": "s3:ListBucket",
+    "PutObject": "s3:PutObject",
+}
+"""Operations of S3, and the action of IAM that each needs."""
 _DAMAGED = frozenset({"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"})
 """S3's error codes for an upload that arrived incomplete or changed."""
 _OF_HEAD = frozenset({"301", "400", "403", "404", "405", "412"})
 """Statuses with which S3 refuses a HEAD request."""
-_REDIRECTS = "endless redirects, which botocore follows"
+_REDIRECTS = "too many redirects"
 _OTHER_REGION = frozenset({"301", "PermanentRedirect", "IllegalLocationConstraintException"})
 _REQUIRED: dict[str, dict[str, type]] = {
     "CreateTrainingJobResponse": {"TrainingJobArn": str},
+    "DescribeEndpointOutput": {"EndpointStatus": str},
+    "DescribeTransformJobResponse": {"TransformJobStatus": str},
+    "InvokeEndpointAsyncOutput": {"OutputLocation": str},
     "DescribeTrainingJobResponse": {"TrainingJobArn": str, "TrainingJobStatus": str},
     "DescribeLogStreamsResponse": {"logStreams": list},
     "GetLogEventsResponse": {"events": list},
@@ -77,7 +88,7 @@ class Credentials(NamedTuple):
 
     def __str__(self) -> str:
         parts = [f"profile {self.profile}"] if self.profile else []
-        return ", ".join([*parts, *([f"as role {self.role}"] if self.role else [])])
+        return ", ".join([*parts, *([f"assumed role {self.role}"] if self.role else [])])
 
 
 ENVIRONMENT = Credentials()
@@ -105,7 +116,7 @@ def identify(region: str | None) -> None:
     with errors(where):
         credentials = botocore.session.Session().get_credentials()
         if credentials is None:
-            raise NotPermitted("no AWS credentials", hint=_CREDENTIALS)
+            raise NotPermitted("no AWS credentials found", hint=_CREDENTIALS)
         credentials.get_frozen_credentials()  # renews those that expire
     if region:
         account(region)
@@ -118,18 +129,18 @@ def account(region: str, credentials: Credentials = ENVIRONMENT) -> str:
     return str(identity.get("Account", ""))
 
 
-def client(  # noqa: PLR0913 - settings of a connection
+def client(
     service: str,
     region: str,
     credentials: Credentials = ENVIRONMENT,
     *,
     attempts: int = _ATTEMPTS,
     timeout: float = _TIMEOUT,
-    connections: int = _CONNECTIONS,
 ) -> Any:
     """A client for `service` (boto3's name) that retries as botocore does; `timeout` in seconds.
 
-    It keeps up to `connections` open.
+    One for S3 does not sign the content of files, only the header with their checksum: botocore
+    would hash each file once more.
 
     Raises BackendUnavailable if boto3 is not installed, and what `errors` raises.
     """
@@ -137,12 +148,10 @@ def client(  # noqa: PLR0913 - settings of a connection
     from botocore.config import Config
 
     retries = {"mode": "standard", "max_attempts": attempts}
-    config = Config(
-        retries=retries,
-        connect_timeout=timeout,
-        read_timeout=timeout,
-        max_pool_connections=connections,
-    )
+    config = Config(retries=retries, connect_timeout=timeout, read_timeout=timeout)
+    if service == "s3":
+        unsigned = {"payload_signing_enabled": False}
+        config = config.merge(Config(max_pool_connections=AT_ONCE, s3=unsigned))
     with errors(region):
         return made.client(service, config=config)
 
@@ -293,14 +302,14 @@ def errors(region: str) -> Iterator[None]:
     ) as error:
         raise NotPermitted(f"no valid AWS credentials: {error}", hint=_CREDENTIALS) from error
     except botocore.ParamValidationError as error:
-        hint = "pip install -U boto3; this version may be too old for a setting of the job"
-        raise SubmitRefused(f"boto3 refuses the request: {error}", hint=hint) from error
+        hint = "pip install -U boto3; the installed version may not support a setting of the job"
+        raise SubmitRefused(f"boto3 rejected the request: {error}", hint=hint) from error
     except botocore.BotoCoreError as error:
         if "recursion depth" in str(error):
             raise _no_answer(region, _REDIRECTS) from error
         raise BackendUnavailable(
             f"cannot reach AWS in {region}: {error}",
-            hint="check the network, the proxy, the region and AWS_ENDPOINT_URL",
+            hint="check the network, proxy, region and AWS_ENDPOINT_URL",
         ) from error
 
 
@@ -330,7 +339,7 @@ def _is_of_service(error: Any) -> bool:
 def _no_answer(region: str, what: str) -> TryAgain:
     return TryAgain(
         f"invalid response from AWS in {region}: {what}",
-        hint="a proxy, a network's login page or a wrong AWS_ENDPOINT_URL may have answered",
+        hint="a proxy, a captive portal or a wrong AWS_ENDPOINT_URL may have sent the response",
     )
 
 
@@ -343,7 +352,7 @@ def _from_service(error: Any, region: str) -> DeploykitError:
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", "error")
         return _no_answer(region, f"HTTP {status} for {error.operation_name}")
     if name in _DAMAGED:
-        return TryAgain(text, hint="the upload was damaged in transit; submit again")
+        return TryAgain(text, hint="the upload was corrupted in transit; submit again")
     if name in _LOGGED_OUT:
         return NotPermitted(text, hint=_LOGIN)
     if name in DENIED:
@@ -365,22 +374,22 @@ def denied_action(error: BaseException) -> str:
 def _permission(error: Any) -> str:
     """The hint: which action to allow."""
     text = message(error)
-    action = denied_action(error) or error.operation_name
+    action = denied_action(error) or _ACTIONS.get(error.operation_name, error.operation_name)
     if "explicit deny" in text:
-        return f"a policy denies {action}, which overrides any Allow: ask its administrator"
-    return f"allow your user or role {action} in IAM"
+        return f"a policy explicitly denies {action}, overriding any Allow; ask its administrator"
+    return f"grant {action} to your user or role in IAM"
 
 
 def _refused(name: str, text: str) -> SubmitRefused:
     hints = {
         "ResourceLimitExceeded": "request a higher quota for this instance type (Service Quotas, "
-        "SageMaker, `... for training job usage`), or use fewer nodes or another type",
+        "SageMaker, `... for training job usage`), use fewer nodes, or choose another type",
         "NoSuchBucket": "create the bucket, or correct sagemaker.bucket",
-        "ValidationException": "correct the named value in the sagemaker section",
+        "ValidationException": "correct this value in the sagemaker section of the job file",
     }
     hint = hints.get(name)
     if name in _OTHER_REGION:
-        hint = "the bucket is in another region; use one in the region of the job"
+        hint = "the bucket is in another region; use a bucket in the job's region"
     elif "assume role" in text:
         hint = "the role must trust sagemaker.amazonaws.com, and you need iam:PassRole"
     return SubmitRefused(text, hint=hint)

@@ -1,4 +1,4 @@
-"""AWS's PyTorch images for training, and the hardware on which each can start.
+"""AWS's PyTorch images for training and inference, and the hardware on which each can start.
 
 `framework_version` selects one of the images that the SageMaker SDK 2.257.7 knows. Later images
 have other names and need `image_uri`. What an instance type has is in `hardware`.
@@ -26,6 +26,18 @@ VERSIONS = {
     "2.8.0": "py312",
 }
 """PyTorch version -> its only Python. 1.x is left out: its Python is too old for the node plane."""
+
+INFERENCE = {
+    "2.0.0": "py310",
+    "2.0.1": "py310",
+    "2.1.0": "py310",
+    "2.2.0": "py310",
+    "2.3.0": "py311",
+    "2.4.0": "py311",
+    "2.5.1": "py311",
+    "2.6.0": "py312",
+}
+"""PyTorch version of an inference image -> its only Python. There is none for later versions."""
 
 NOT_TORCHRUN = ("2.4.0",)
 """Versions with an image that the SDK refuses for torch_distributed. Its list for torch_distributed
@@ -217,6 +229,15 @@ def image_for(region: str, framework_version: str, py_version: str, instance_typ
     )
 
 
+def inference_image_for(region: str, version: str, instance_type: str) -> str:
+    """The inference image that the SDK would choose; one for CPUs without an instance type."""
+    kind = "gpu" if has_gpu(instance_type) else "cpu"
+    return (
+        f"{account(region)}.dkr.ecr.{region}.{_domain(region)}/"
+        f"pytorch-inference:{version}-{kind}-{INFERENCE[version]}"
+    )
+
+
 def smp_image_for(region: str, version: str, instance_type: str) -> str:
     """The image with SageMaker's model parallel library. Raises KeyError for another version."""
     python, cuda = SMP_IMAGES[version]
@@ -268,11 +289,11 @@ def image_hint(version: str, region: str | None, instance_type: str) -> str:
     """
     kind = hardware.of(instance_type)
     if kind.architecture == hardware.ARM:
-        return "an image of your own for arm64, as image_uri; or ml.p6-b200.48xlarge, which has x86"
+        return "set image_uri to your own arm64 image, or choose ml.p6-b200.48xlarge, which is x86"
     if kind.capability is None or kind.capability >= TURING:
         return f"image_uri: {later_image(version, region, instance_type)}"
     if kind.capability >= VOLTA:
-        return "framework_version: 2.6.0; or newer GPUs, such as those of ml.g5.12xlarge"
+        return "framework_version: 2.6.0; or a type with newer GPUs, such as ml.g5.12xlarge"
     return "a type with newer GPUs, such as ml.g5.12xlarge"
 
 

@@ -75,7 +75,7 @@ def reading(saved: Path | None) -> Iterator[None]:
         if saved is None:
             raise
         raise NotFound(
-            f"the facts in {saved} are not valid responses from AWS: {error!r:.200}",
+            f"the files in {saved} are not valid AWS responses: {error!r:.200}",
             hint="save them with `deploykit doctor --save FOLDER` or `aws ... --output json`",
         ) from error
 

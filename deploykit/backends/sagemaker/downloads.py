@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 import re
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from deploykit.backends.base import RemoteFile
@@ -14,15 +18,17 @@ from deploykit.backends.sagemaker.jobs import client_of, described
 from deploykit.backends.sagemaker.request import results
 from deploykit.job.model import Handle
 from deploykit.lib import shell, units
-from deploykit.lib.errors import NotPermitted, TryAgain
+from deploykit.lib.errors import DeploykitError, NotPermitted, TryAgain
 
-AT_ONCE = 20
-"""Requests at the same time; many small files need more than s3transfer's default of 10."""
 _PRICE = 0.09
 """US dollars for a GB that leaves AWS: the first 10 TB a month from most regions, after 100 GB
 free of charge. https://aws.amazon.com/ec2/pricing/on-demand/, "Data Transfer" (2026-11)."""
-_PLAIN_MD5 = re.compile(r"[0-9a-f]{32}")
+_MD5 = re.compile(r'"([0-9a-f]{32})"')
 """The ETag of an object that was uploaded in one part and is not encrypted by KMS."""
+_DAMAGED = "the object changed or was corrupted during the download"
+_AGAIN = "run the same command again; complete files are not downloaded again"
+_PARTIAL = ".deploykit-partial"
+"""Where files arrive, below the folder that they are for."""
 
 
 def files(handle: Handle, part: str) -> Sequence[RemoteFile] | None:
@@ -38,15 +44,14 @@ def files(handle: Handle, part: str) -> Sequence[RemoteFile] | None:
     prefix = f"{prefix.rstrip('/')}/" if prefix else ""
     client = client_of("s3", handle)
     objects = []
-    with aws.errors(handle.target):
+    with _reading(location, handle):
         for entries in pages(client, bucket, prefix):
             for entry in entries:
                 name = entry["Key"].removeprefix(prefix)
                 if name and not name.endswith("/"):  # a console's mark of an empty folder
                     address = f"s3://{bucket}/{entry['Key']}"
-                    when, etag = entry["LastModified"].timestamp(), entry["ETag"].strip('"')
-                    checksum = etag if _PLAIN_MD5.fullmatch(etag) else ""
-                    objects.append(RemoteFile(name, entry["Size"], when, address, checksum))
+                    when, etag = entry["LastModified"].timestamp(), entry["ETag"]
+                    objects.append(RemoteFile(name, entry["Size"], when, address, etag))
     return objects
 
 
@@ -63,40 +68,70 @@ def download(
 ) -> None:
     """Download objects with boto3's transfer manager, several files and parts at once.
 
-    It writes to a temporary file beside the target and renames it. Raises TryAgain where the size
-    or the checksum of a file is wrong.
+    Each file gets its name when it is complete, with the time that S3 has for it. Raises TryAgain
+    where the size or the checksum of a file is wrong.
     """
     from boto3.s3 import transfer
 
-    client = client_of("s3", handle)
-    config = transfer.TransferConfig(max_concurrency=AT_ONCE)
-    with aws.errors(handle.target), transfer.create_transfer_manager(client, config) as manager:
-        pending = []
-        for file in files:
-            bucket, key = _object(file)
-            path = str(folder / file.name)
-            subscribers = [subscriber(done)]
-            pending.append((file, manager.download(bucket, key, path, subscribers=subscribers)))
-        for file, future in pending:
-            try:
-                future.result()
-            except transfer.S3TransferRetriesExceededError as error:
-                raise TryAgain(
-                    f"{file.address}: the connection was lost: {error.last_exception}",
-                    hint="run the same command again; complete files are not downloaded again",
-                ) from error
-            _verify(client, file, folder / file.name)
+    partial, arrived = folder / _PARTIAL, SimpleQueue[tuple[RemoteFile, Any]]()
 
+    class Transfer(transfer.BaseSubscriber):  # type: ignore[misc] # boto3 has no types
+        def __init__(self, file: RemoteFile) -> None:
+            self.file = file
 
-def subscriber(done: Callable[[int], None]) -> Any:
-    """For boto3's transfer manager: what calls `done` with the bytes of each step."""
-    from boto3.s3 import transfer
+        def on_queued(self, future: Any, **_: Any) -> None:
+            future.meta.provide_transfer_size(self.file.size)  # or s3transfer asks for it
+            if hasattr(future.meta, "provide_object_etag"):  # boto3 1.37
+                future.meta.provide_object_etag(self.file.etag)
 
-    class Progress(transfer.BaseSubscriber):  # type: ignore[misc] # boto3 has no types
         def on_progress(self, bytes_transferred: int, **_: Any) -> None:
             done(bytes_transferred)
 
-    return Progress()
+        def on_done(self, future: Any, **_: Any) -> None:
+            arrived.put((self.file, future))
+
+    client = client_of("s3", handle)
+    config = transfer.TransferConfig(max_concurrency=aws.AT_ONCE)
+    shutil.rmtree(partial, ignore_errors=True)  # of an interrupted download
+    try:
+        for parent in {(partial / file.name).parent for file in files}:
+            parent.mkdir(parents=True, exist_ok=True)
+        with transfer.create_transfer_manager(client, config) as manager:
+            for file in files:
+                path = str(partial / file.name)
+                manager.download(*_object(file), path, subscribers=[Transfer(file)])
+            for _ in files:
+                file, future = arrived.get()
+                with _reading(file.address, handle):
+                    future.result()
+                    _verify(client, file, partial / file.name)
+                os.utime(partial / file.name, (file.modified, file.modified))
+                (partial / file.name).replace(folder / file.name)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _reading(address: str, handle: Handle) -> Iterator[None]:
+    """Raise what `aws.errors` raises, with the address, and TryAgain for half a file."""
+    from boto3.s3.transfer import S3TransferRetriesExceededError
+    from botocore.exceptions import FlexibleChecksumError
+
+    try:
+        with aws.errors(handle.target):
+            try:
+                yield
+            except S3TransferRetriesExceededError as error:
+                message = f"the connection was lost: {error.last_exception}"
+                raise TryAgain(message, hint=_AGAIN) from error
+            except Exception as error:
+                is_other = aws.code(error) == "PreconditionFailed"  # the ETag of a part's request
+                if is_other or isinstance(error, FlexibleChecksumError):
+                    raise TryAgain(_DAMAGED, hint=_AGAIN) from error
+                raise
+    except DeploykitError as error:
+        hint = error.hint if aws.code(error.__cause__ or error) != "NoSuchBucket" else None
+        raise type(error)(f"{address}: {error.message}", hint=hint) from error
 
 
 def _object(file: RemoteFile) -> tuple[str, str]:
@@ -105,25 +140,21 @@ def _object(file: RemoteFile) -> tuple[str, str]:
 
 
 def _verify(client: Any, file: RemoteFile, path: Path) -> None:
-    """Raise TryAgain, and remove the file, unless it is what was listed.
+    """Raise TryAgain unless the file is what was listed.
 
     The ETag of a KMS-encrypted object looks like an MD5 sum but is not one:
     https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html
     """
-    wrong = path.stat().st_size != file.size
-    if not wrong and file.checksum:
+    wrong, md5 = path.stat().st_size != file.size, _MD5.fullmatch(file.etag)
+    if not wrong and md5:
         with path.open("rb") as content:
-            wrong = hashlib.file_digest(content, _md5).hexdigest() != file.checksum
+            wrong = hashlib.file_digest(content, _md5).hexdigest() != md5[1]
         if wrong:
             bucket, key = _object(file)
             head = client.head_object(Bucket=bucket, Key=key)
             wrong = "kms" not in head.get("ServerSideEncryption", "")
     if wrong:
-        path.unlink()
-        raise TryAgain(
-            f"{file.address} changed or was damaged during the download",
-            hint="run the same command again",
-        )
+        raise TryAgain(_DAMAGED, hint=_AGAIN)
 
 
 def _md5() -> Any:
@@ -133,7 +164,7 @@ def _md5() -> Any:
 def transfer_price(size: int) -> str:
     """Describe what AWS bills for a download from outside its network."""
     price = f"{max(size / 1e9 * _PRICE, 0.01):.2f} USD"
-    return f"AWS bills up to {price} to download {units.size(size)}; 100 GB a month are free"
+    return f"AWS charges up to {price} to download {units.size(size)}; 100 GB a month are free"
 
 
 def remains(handle: Handle, output: str) -> Iterator[tuple[str, str]]:
@@ -156,7 +187,7 @@ def remove_remains(handle: Handle, output: str) -> None:
                 raise NotPermitted(
                     f"s3://{bucket}/{refused[0]['Key']} was not deleted: "
                     f"{refused[0].get('Message', refused[0].get('Code'))}",
-                    hint="allow your user or role s3:DeleteObject in IAM",
+                    hint="grant s3:DeleteObject to your user or role in IAM",
                 )
 
 

@@ -136,8 +136,8 @@ def require() -> None:
         installed = "none"
     if installed.split(".")[0] != "2":
         raise BackendUnavailable(
-            f"this needs the SageMaker SDK 2.x; installed: {installed}",
-            hint="install 'sagemaker<3' into an environment of its own, beside deploykit; "
+            f"the SageMaker SDK 2.x is required; installed: {installed}",
+            hint="install 'sagemaker<3' and deploykit into a separate environment; "
             "`deploykit submit` with sagemaker.sender: boto3 needs no SDK",
         )
 
@@ -173,8 +173,8 @@ def estimator(
     """
     if keys := [f"sagemaker.{key}" for key in options.beyond_sdk]:
         raise UsageError(
-            f"an estimator cannot send {', '.join(keys)}: the SageMaker SDK has no argument for it",
-            hint=f"remove {' and '.join(keys)}, or submit the job: `deploykit submit`",
+            f"the SageMaker SDK has no argument for {', '.join(keys)}",
+            hint=f"remove {' and '.join(keys)}, or use `deploykit submit`",
         )
     from sagemaker.fw_utils import UploadedCode
     from sagemaker.pytorch.estimator import PyTorch
@@ -253,11 +253,11 @@ def sender(plan: Plan, client: Any) -> Callable[[], Mapping[str, Any]]:
             connected = session(plan, client)
             sent, create = intercept(plan.job, plan.options, planned, connected)
     except REFUSALS as error:
-        raise SubmitRefused(f"the SageMaker SDK refuses this job: {error}") from error
+        raise SubmitRefused(f"the SageMaker SDK rejected this job: {error}") from error
     if different := list(differences(planned, sent)):
         raise SubmitRefused(
             "the SageMaker SDK would send a different request: " + "; ".join(different),
-            hint="please report this; sagemaker.sender: boto3 sends the plan without the SDK",
+            hint="please report this; set sagemaker.sender: boto3 to submit without the SDK",
         )
 
     def send() -> Mapping[str, Any]:
@@ -279,7 +279,7 @@ def differences(planned: Any, sent: Any, path: str = "") -> Iterator[str]:
             field = f"{path}.{name}" if path else name
             yield from differences(planned.get(name), sent.get(name), field)
     elif planned != sent:
-        yield f"{path}: planned {_shortened(planned)}, the SDK {_shortened(sent)}"
+        yield f"{path} is {_shortened(sent)}, not {_shortened(planned)}"
 
 
 def _shortened(value: Any) -> str:

@@ -6,15 +6,17 @@ import itertools
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from deploykit.backends import base as backend
 from deploykit.backends.sagemaker import aws
 from deploykit.backends.sagemaker.options import environment_region
 from deploykit.backends.sagemaker.request import results
+from deploykit.cost import cap
 from deploykit.job.model import NO_JOB, Handle, LogLine, State, Status
 from deploykit.lib import paths, progress, shell
 from deploykit.lib.errors import (
@@ -31,6 +33,13 @@ from deploykit.observe.metrics.points import Point, final_metrics
 _SENT = "training-job.json"
 """File in the run folder: what the service answered when the job was created."""
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+_CONSOLES = {
+    "cn-": "console.amazonaws.cn",
+    "us-gov-": "console.amazonaws-us-gov.com",
+    "us-iso": "",  # another network, whose consoles have no public address
+    "": "console.aws.amazon.com",
+}
+"""Host of the AWS console, by the beginning of the region."""
 _POLL_INTERVAL = 5.0
 """Seconds between two requests for new lines."""
 _OUTAGE_LIMIT = 900.0
@@ -40,17 +49,21 @@ _OrderedLine = tuple[tuple[int, int], LogLine]
 _NODE = re.compile(r".*/algo-(\d{1,9})-.*")
 _EXIT_CODE = re.compile(r"[Ee]xit ?[Cc]ode:? ?\"?(\d{1,3})\b")
 """The program's exit code, which the service reports only in the text of the failure."""
+_CAP = re.compile(r"(?:the cost cap is near|its cost cap is exhausted) \(([^()]+)\)")
+"""The launcher's log line about stopping the program at the cap."""
+_CAPPED_NODES = 2
+"""Nodes whose logs are asked for it: all print it."""
 _CLOSED = "runs on SageMaker, which does not allow access to its containers"
-_OTHER_ACCOUNT = (
-    "use the credentials of that account: sagemaker.profile in the job file, AWS_PROFILE, "
-    "aws sso login"
+OTHER_ACCOUNT = (
+    "use that account's credentials: set sagemaker.profile in the job file or AWS_PROFILE, or run "
+    "`aws sso login`"
 )
 _NEXT_RUN = """\
-the next run can allow it: --set sagemaker.remote_debug=true
+to allow access in the next run: --set sagemaker.remote_debug=true
 --debug makes PyTorch's flight recorder write a dump when a collective times out"""
 _INSIDE = """\
-inside, for each process of your script: pip install py-spy; py-spy dump --pid PID
-algo-2 and so on are the other nodes; the session needs the Session Manager plugin"""
+in the session, for each process of your script: pip install py-spy; py-spy dump --pid PID
+the other nodes are algo-2, algo-3, ...; a session requires the Session Manager plugin"""
 _STATES = {
     "InProgress": State.RUNNING,
     "Completed": State.SUCCEEDED,
@@ -98,13 +111,23 @@ def find(run: str, folder: Path, target: str) -> Handle | None:
     if differing == []:
         return Handle("sagemaker", target, run, run, str(folder))
     if differing is None and (foreign := _foreign(folder, target)):
-        raise NotPermitted(foreign, hint=_OTHER_ACCOUNT)
+        raise NotPermitted(foreign, hint=OTHER_ACCOUNT)
     return None
 
 
 def record(folder: Path, arn: str) -> None:
     """Keep the ARN of the job, which names the account that really runs it."""
     paths.write(folder / _SENT, json.dumps({"TrainingJobArn": arn}) + "\n")
+
+
+def arn(handle: Handle, role: str) -> str:
+    """The ARN of a training job; one that was attached is in the account of `role`."""
+    try:
+        known = json.loads(Path(handle.folder, _SENT).read_text())["TrainingJobArn"]
+    except (OSError, ValueError, LookupError):
+        _, partition, *_, account, _ = role.split(":")
+        known = f"arn:{partition}:sagemaker:{handle.target}:{account}:training-job/{handle.id}"
+    return str(known)
 
 
 def credentials(folder: Path) -> aws.Credentials:
@@ -124,7 +147,7 @@ def client_of(service: str, handle: Handle) -> Any:
 def _missing(handle: Handle) -> DeploykitError:
     """Why the service has no job of a run: it may be that of another account."""
     if foreign := _foreign(Path(handle.folder), handle.target):
-        return NotPermitted(foreign, hint=_OTHER_ACCOUNT)
+        return NotPermitted(foreign, hint=OTHER_ACCOUNT)
     return NotFound(f"SageMaker has no training job {handle.id} in {handle.target}")
 
 
@@ -160,7 +183,7 @@ def _foreign(folder: Path, where: str) -> str:
         return ""
     if account == own:
         return ""
-    return f"you are logged in to account {account}, and the job belongs to account {own}"
+    return f"you are logged in to account {account}, but the job belongs to account {own}"
 
 
 def _account(folder: Path) -> str | None:
@@ -205,11 +228,28 @@ def attach(run: str, folder: Path, target: str | None) -> Handle:
     """
     where = target or environment_region()
     if not where:
-        raise UsageError("no region is chosen", hint="--target REGION, or AWS_REGION")
+        raise UsageError("no region is set", hint="pass --target REGION, or set AWS_REGION")
     handle = find(run, folder, where)
     if handle is None:
         raise NotFound(f"SageMaker has no job {run} in {where}", hint="check the region")
     return handle
+
+
+def pages(handle: Handle) -> Mapping[str, str]:
+    """The job and its log in the AWS console; see `base.Capabilities.pages`."""
+    region = handle.target
+    console = next(host for start, host in _CONSOLES.items() if region.startswith(start))
+    if not console:
+        return {}
+    home = f"https://{region}.{console}"
+    # the console decodes what follows its # twice
+    group, stream = (quote(quote(text, safe=""), safe="") for text in (LOG_GROUP, f"{handle.id}/"))
+    chosen = f"$3FlogStreamNameFilter$3D{stream.replace('%', '$')}"
+    return {
+        "console": f"{home}/sagemaker/home?region={region}#/jobs/{quote(handle.id)}",
+        "logs": f"{home}/cloudwatch/home?region={region}#logsV2:log-groups/log-group/"
+        f"{group.replace('%', '$')}{chosen}",
+    }
 
 
 def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
@@ -226,10 +266,33 @@ def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
 def _current(client: Any, handle: Handle) -> Status:
     job = _describe(client, handle.id, handle.target)
     if job is not None:
-        return _status(job)
+        status = _status(job)
+        if status.state is State.FAILED and cap.VARIABLE in job.get("Environment", {}):
+            capped = _capped(handle)
+            return status._replace(reason=": ".join(filter(None, [capped, status.reason])))
+        return status
     reason = _foreign(Path(handle.folder), handle.target)
-    reason = reason or f"SageMaker has no training job of this name in {handle.target}"
+    reason = reason or f"SageMaker has no training job with this name in {handle.target}"
     return Status(State.UNKNOWN, NO_JOB, reason)
+
+
+def _capped(handle: Handle) -> str:
+    """Why a job was stopped, if its launcher did that at its cost cap; else empty.
+
+    Only the log says so: the service knows that the program failed.
+    """
+    client = client_of("logs", handle)
+    try:
+        with aws.errors(handle.target):
+            streams = _streams(client, LOG_GROUP, f"{handle.id}/")
+            for stream in itertools.islice(streams, _CAPPED_NODES):
+                events = client.get_log_events(logGroupName=LOG_GROUP, logStreamName=stream)
+                for event in events["events"]:  # the last ones
+                    if match := _CAP.search(event["message"]):
+                        return f"stopped at its cost cap ({match[1]})"
+    except DeploykitError:  # the service's own reason remains
+        pass
+    return ""
 
 
 def metrics(handle: Handle) -> Iterator[Point]:
@@ -251,7 +314,7 @@ def cancel(handle: Handle) -> None:
         try:
             client.stop_training_job(TrainingJobName=handle.id)
         except Exception as error:
-            if _is_missing(error):
+            if is_missing(error):
                 raise _missing(handle) from error
             if aws.code(error) != "ValidationException" or "status" not in aws.message(error):
                 raise  # "The request was rejected because the training job is in status ..."
@@ -260,33 +323,58 @@ def cancel(handle: Handle) -> None:
 def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
     """The job's lines in CloudWatch, from all nodes, by time; `follow`: until the job has ended.
 
-    CloudWatch lags by seconds, so following ends with the first request after the job's end that
-    returns nothing new. If AWS or the login fails meanwhile, following resumes where it stopped; an
-    outage of more than `_OUTAGE_LIMIT` seconds, or one at the start, raises BackendUnavailable,
-    NotPermitted or TryAgain.
+    Raises as `group_lines`.
+    """
+    yield from group_lines(
+        handle.target,
+        credentials(Path(handle.folder)),
+        LOG_GROUP,
+        f"{handle.id}/",
+        ended=lambda: not follow or status([handle])[handle].state.final,
+        absent=lambda: _require_job(handle),
+        follow=follow,
+    )
+
+
+def group_lines(  # noqa: PLR0913 - one keyword for each part of the question
+    region: str,
+    own: aws.Credentials,
+    group: str,
+    prefix: str,
+    *,
+    ended: Callable[[], bool],
+    absent: Callable[[], None],
+    follow: bool,
+) -> Iterator[LogLine]:
+    """Lines of the streams of a CloudWatch log group, by time; `follow`: until `ended` is true.
+
+    CloudWatch lags by seconds, so following ends with the first request after the end that returns
+    nothing new. If AWS or the login fails meanwhile, following resumes where it stopped; an outage
+    of more than `_OUTAGE_LIMIT` seconds, or one at the start, raises BackendUnavailable,
+    NotPermitted or TryAgain. `absent` is called if there are no streams at the start.
     """
     tokens: dict[str, str] = {}
     connected, outage_start, client = False, None, None
     while True:
         lines: list[_OrderedLine] = []
         try:
-            ended = not follow or status([handle])[handle].state.final
-            client = client or client_of("logs", handle)
-            with aws.errors(handle.target):
-                streams = list(_streams(client, handle.id))
+            is_last = ended()
+            client = client or aws.client("logs", region, own)
+            with aws.errors(region):
+                streams = list(_streams(client, group, prefix))
                 if not streams and not connected:
-                    _require_job(handle)
+                    absent()
                 for stream in streams:
-                    for line in _new_lines(client, stream, tokens):
+                    for line in _new_lines(client, group, stream, tokens):
                         lines.append(line)  # noqa: PERF402 - keeps the lines before an error
             connected, outage_start = True, None
         except (BackendUnavailable, NotPermitted, TryAgain) as error:
             if not connected:
                 raise
-            ended, outage_start = False, _tolerate(error, outage_start)
+            is_last, outage_start = False, _tolerate(error, outage_start)
             client = None  # a new client reads new credentials
         yield from (line for _, line in sorted(lines, key=lambda pair: pair[0]))
-        if ended and not (follow and lines):
+        if is_last and not (follow and lines):
             return
         time.sleep(_POLL_INTERVAL)
 
@@ -294,7 +382,7 @@ def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
 def _require_job(handle: Handle) -> None:
     """Raise NotPermitted if a job without logs is of another account, where they are."""
     if foreign := _foreign(Path(handle.folder), handle.target):
-        raise NotPermitted(foreign, hint=_OTHER_ACCOUNT)
+        raise NotPermitted(foreign, hint=OTHER_ACCOUNT)
 
 
 def _tolerate(error: DeploykitError, outage_start: float | None) -> float:
@@ -303,7 +391,7 @@ def _tolerate(error: DeploykitError, outage_start: float | None) -> float:
     if outage_start is None:
         hint = f"; {error.hint}" if error.hint else ""
         resumes = "Reading resumes when AWS answers again."
-        progress.warn(f"cannot read new lines: {error}{hint}. {resumes}")
+        progress.warn(f"cannot read new log lines: {error}{hint}. {resumes}")
     elif now > outage_start + _OUTAGE_LIMIT:
         raise error
     return outage_start or now
@@ -314,12 +402,12 @@ def _describe(client: Any, run: str, target: str) -> Any:
         try:
             return client.describe_training_job(TrainingJobName=run)
         except Exception as error:
-            if _is_missing(error):
+            if is_missing(error):
                 return None
             raise
 
 
-def _is_missing(error: BaseException) -> bool:
+def is_missing(error: BaseException) -> bool:
     text = aws.message(error).lower()
     return aws.code(error) in {"ValidationException", "ResourceNotFound"} and (
         "not found" in text or "could not find" in text
@@ -336,7 +424,7 @@ def _status(job: Any) -> Status:
     reason = job.get("FailureReason") or (_WAITING | _TIMED_OUT | _REASONS).get(secondary, "")
     started, billed = job.get("TrainingStartTime"), job.get("BillableTimeInSeconds")
     if secondary == "MaxWaitTimeExceeded" and started:
-        reason = "did not end within max_wait, which includes the wait for spot instances"
+        reason = "did not end within max_wait, which includes waiting for spot instances"
     code = _EXIT_CODE.search(reason) if state is State.FAILED else None
     trained = job.get("TrainingTimeInSeconds")
     if trained and billed is not None:
@@ -356,10 +444,10 @@ def _status(job: Any) -> Status:
     )
 
 
-def _streams(client: Any, run: str) -> Iterator[str]:
-    """Names of the job's log streams; none before the first node has started."""
+def _streams(client: Any, group: str, prefix: str) -> Iterator[str]:
+    """Names of the log streams that begin with `prefix`; none before the first node has started."""
     pages = client.get_paginator("describe_log_streams").paginate(
-        logGroupName=LOG_GROUP, logStreamNamePrefix=f"{run}/"
+        logGroupName=group, **({"logStreamNamePrefix": prefix} if prefix else {})
     )
     try:
         for page in pages:
@@ -368,14 +456,16 @@ def _streams(client: Any, run: str) -> Iterator[str]:
         return
 
 
-def _new_lines(client: Any, stream: str, tokens: dict[str, str]) -> Iterator[_OrderedLine]:
+def _new_lines(
+    client: Any, group: str, stream: str, tokens: dict[str, str]
+) -> Iterator[_OrderedLine]:
     match = _NODE.fullmatch(stream)
     node = int(match[1]) - 1 if match else None
     count = itertools.count()
     while True:
         after = {"nextToken": tokens[stream]} if stream in tokens else {}
         response = client.get_log_events(
-            logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True, **after
+            logGroupName=group, logStreamName=stream, startFromHead=True, **after
         )
         for event in response["events"]:
             yield (event["timestamp"], next(count)), _line(event, node)
@@ -397,7 +487,7 @@ def dump_by_hand(handle: Handle) -> tuple[str, str]:
     if not _is_allowed(handle):
         return f"{handle.run} {_CLOSED}", _NEXT_RUN
     enter = shell.command(*_session(handle, 1))
-    reason = f"{handle.run} runs on SageMaker, whose containers only an SSM session can enter"
+    reason = f"{handle.run} runs on SageMaker, whose containers accept only SSM sessions"
     return reason, f"{enter}\n{_INSIDE}"
 
 
@@ -412,8 +502,8 @@ def enter(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) 
     session = _session(handle, 1 + rank // _ranks_per_node(handle))
     if command or not terminal:
         raise UsageError(
-            f"{handle.run} runs on SageMaker, whose containers accept no commands, only "
-            "an interactive SSM session",
+            f"{handle.run} runs on SageMaker, whose containers accept only an "
+            "interactive SSM session, not a command",
             hint=shell.command(*session),
         )
     return session

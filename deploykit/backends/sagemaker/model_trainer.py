@@ -34,7 +34,7 @@ def require() -> None:
         raise BackendUnavailable(
             "ModelTrainer requires the SageMaker SDK 3, which is not installed",
             hint="install 'sagemaker>=3' and deploykit into a separate environment; for "
-            "version 2 there is deploykit.sagemaker.estimator, and `deploykit submit` needs no SDK",
+            "version 2, use deploykit.sagemaker.estimator; `deploykit submit` needs no SDK",
         ) from None
 
 
@@ -45,20 +45,20 @@ def check(job: JobSpec, options: Options) -> None:
 
 
 def _problems(job: JobSpec, options: Options) -> Iterator[Problem]:
-    other = "remove it, or submit the job: `deploykit submit --backend sagemaker`"
+    other = "remove it, or use `deploykit submit --backend sagemaker`"
     if options.distribution in MPIRUN:
         message = (
-            f"{options.distribution} needs mpirun, with which ModelTrainer starts too few ranks"
+            f"{options.distribution} requires mpirun, with which ModelTrainer starts too few ranks"
         )
         yield Problem("sagemaker.distribution", message, "distribution: torch_distributed")
     if options.image_entrypoint:
-        message = "ModelTrainer starts its own launcher, which does not check the source's hash"
+        message = "ModelTrainer starts its own launcher, which does not verify the source's hash"
         yield Problem("sagemaker.image_entrypoint", message, other)
     if options.request:
         yield Problem("sagemaker.request", "ModelTrainer does not send these fields", other)
     for name in channel_names(job, options):
         if name in _CHANNELS:
-            message = f"ModelTrainer uses the channel name {name} itself"
+            message = f"ModelTrainer reserves the channel name {name}"
             yield Problem(f"data.{name}", message, "choose another name")
 
 

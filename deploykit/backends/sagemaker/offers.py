@@ -32,15 +32,18 @@ https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StoppingCondition.
 _SPOT = Decimal("0.9")
 """The largest share that AWS says spot instances save:
 https://docs.aws.amazon.com/sagemaker/latest/dg/model-managed-spot-training.html"""
-_MONTH = 730
+MONTH = 730
 """Hours of a month, by which AWS turns a price per month into one per hour."""
-_PLAN = "the price of a training plan; it is paid in advance, and the AWS console shows its price"
-_REFRESH = "`deploykit cost --refresh` asks AWS"
+_PLAN = "a training plan is paid in advance; the AWS console shows its price"
+REFRESH = "`deploykit cost --refresh` fetches prices from AWS"
 _ENDPOINTS = {"ap": "ap-south-1", "eu": "eu-central-1"}
 """Regions of the price list, by the beginning of a near region; else us-east-1:
 https://docs.aws.amazon.com/general/latest/gr/billing.html"""
-_USAGE = re.compile(r"(?:[A-Z0-9]+-)?Train:(ml\.[a-z0-9-]+\.[a-z0-9]+|VolumeUsage\.gp[23])")
-"""The usage type of a product: ``USE1-Train:ml.g5.xlarge``."""
+_USAGE = re.compile(
+    r"(?:[A-Z0-9]+-)?(Train:ml\.[a-z0-9-]+\.[a-z0-9]+|Train:VolumeUsage\.gp[23]"
+    r"|Host:ml\.[a-z0-9-]+\.[a-z0-9]+)"
+)
+"""The usage type of a product: ``USE1-Train:ml.g5.xlarge``; that of an endpoint has ``Host``."""
 _MAX_PRODUCTS = 20_000
 """Products that are read: a region has a few thousand, without a filter for training."""
 _SPOT_DAYS = 7
@@ -58,23 +61,23 @@ def cost(job: JobSpec, options: Options) -> Estimate:
     if options.training_plan:
         return Estimate(unknown=(_PLAN,))
     where, used = region(options) or "", list[Price]()
-    unknown = [] if where else ["no region is chosen, and prices differ: AWS_REGION"]
+    unknown = [] if where else ["no region is set, and prices differ by region; set AWS_REGION"]
     charges: list[Charge] = []
     for count, kind in machines(job, options):
         price = prices.machine(PROVIDER, where, kind)
         if price is None:
-            unknown += [f"the price of {kind} in {where}; {_REFRESH}"] if where else []
+            unknown += [f"no price is known for {kind} in {where}; {REFRESH}"] if where else []
             continue
         used.append(price[0])
         charges += _machine_charges(job, options, f"{count} x {kind}", count * price[0].amount)
         if not hardware.of(kind).nvme:
             disk = prices.storage(PROVIDER, where)
             if disk is None:
-                unknown.append(f"the price of a disk in {where}; {_REFRESH}")
+                unknown.append(f"no price is known for disks in {where}; {REFRESH}")
                 continue
             used.append(disk[0])
             size = count * options.volume_size
-            hourly = size * disk[0].amount / _MONTH
+            hourly = size * disk[0].amount / MONTH
             charges.append(Charge(f"{size} GB of disk", hourly, *_billed_time(job, options)))
     days = sorted({price.day for price in used})
     old = prices.old(used, dt.datetime.now(dt.UTC).date())
@@ -82,7 +85,7 @@ def cost(job: JobSpec, options: Options) -> Estimate:
         charges=() if unknown else tuple(charges),
         currency="USD",
         unknown=tuple(dict.fromkeys(unknown)),
-        source=f"AWS's prices of {days[0]}" if days else "",
+        source=f"AWS prices as of {days[0]}" if days else "",
         notes=tuple(_notes(options)),
         warnings=(old,) if old else (),
     )
@@ -113,21 +116,21 @@ def _billed_time(job: JobSpec, options: Options) -> tuple[Seconds, str]:
     limit, count = job.resources.time_limit, 1 + job.retries
     worst = count * (limit + _GRACE)
     attempts = units.plural(count, "attempt")
-    how = f"{attempts} of {units.exact_span(limit)} and {units.exact_span(_GRACE)} to end"
+    how = f"{attempts} of {units.exact_span(limit)} plus {units.exact_span(_GRACE)} to stop"
     longest = max(limit, options.max_wait or 0) + _GRACE
     if options.spot and options.max_wait and longest < worst:
         worst = longest
-        how = f"{units.exact_span(options.max_wait)} max_wait and {units.exact_span(_GRACE)} to end"
+        wait, grace = units.exact_span(options.max_wait), units.exact_span(_GRACE)
+        how = f"max_wait of {wait} plus {grace} to stop"
     return Seconds(limit, limit, worst), how
 
 
 def _notes(options: Options) -> Iterator[str]:
-    yield "low and likely: one attempt that uses its whole time limit"
+    yield "low and likely assume one attempt that uses its whole time limit"
     if options.spot:
-        yield "spot: waiting for instances is not billed; max_wait only ends the job"
+        yield "spot: time spent waiting for instances is not billed"
         yield f"spot: low assumes AWS's maximum saving, {_SPOT:.0%}; likely and worst are on-demand"
-    yield "endpoint hours: none, since deploykit creates no endpoints"
-    yield "not counted: S3, CloudWatch, data transfer, uploads after the time limit, taxes"
+    yield "not included: S3, CloudWatch, data transfer, uploads after the time limit, taxes"
 
 
 def refresh_prices(job: JobSpec, options: Options) -> str:  # noqa: ARG001 - the contract
@@ -140,7 +143,7 @@ def refresh_prices(job: JobSpec, options: Options) -> str:  # noqa: ARG001 - the
     """
     where = region(options)
     if not where:
-        raise UsageError("no region is chosen", hint="sagemaker.region, or AWS_REGION")
+        raise UsageError("no region is set", hint="set sagemaker.region or AWS_REGION")
     near = _ENDPOINTS.get(where.partition("-")[0], "us-east-1")
     client = aws.client("pricing", near, options.credentials)
     with aws.errors(near):
@@ -151,19 +154,25 @@ def refresh_prices(job: JobSpec, options: Options) -> str:  # noqa: ARG001 - the
         )
         products = [product(text) for page in pages for text in page.get("PriceList", ())]
     known = dict(filter(None, products))
-    hourly = {name: price for name, price in known.items() if name.startswith("ml.")}
+    hourly, hosting = _machines(known, "Train:"), _machines(known, "Host:")
     if not hourly:
         raise BackendUnavailable(f"AWS's price list has no training prices for {where}")
     today = dt.datetime.now(dt.UTC).date().isoformat()
-    source, disk = "AWS's price list (GetProducts)", known.get("VolumeUsage.gp2", "")
-    path = prices.store(PROVIDER, PriceList(where, "USD", today, source, hourly, disk))
-    return f"{len(hourly)} prices of {where}, of {today}: {path}"
+    source, disk = "AWS's price list (GetProducts)", known.get("Train:VolumeUsage.gp2", "")
+    path = prices.store(PROVIDER, PriceList(where, "USD", today, source, hourly, disk, hosting))
+    return f"stored {len(hourly)} prices for {where} as of {today} in {path}"
+
+
+def _machines(known: Mapping[str, str], component: str) -> dict[str, str]:
+    start = f"{component}ml."
+    chosen = {name: price for name, price in known.items() if name.startswith(start)}
+    return {name.removeprefix(component): price for name, price in chosen.items()}
 
 
 def product(text: str) -> tuple[str, str] | None:
-    """The machine or disk, and the price in USD, of a product of the list as JSON text.
+    """The usage type without its region, and the price in USD, of a product as JSON text.
 
-    None for anything but a price of training on demand above zero.
+    None for anything but a price on demand above zero, of training or of an endpoint.
     """
     try:
         data = from_json(text)
@@ -220,15 +229,15 @@ def _quota_start(
     where = f"{options.training_type}{' (spot)' * options.spot} in {plan.target}"
     nodes, name = plan.job.resources.nodes, options.quota
     if isinstance(quotas, DeploykitError):
-        limit = f"not known: {quotas.message}"
+        limit = f"unknown ({quotas.message})"
     elif name not in quotas:
         limit = "not listed"
     elif quotas[name] < nodes:
-        reason = f"the quota {name!r} is {quotas[name]:g}, and the job needs {nodes}"
+        reason = f"the quota {name!r} is {quotas[name]:g}, but the job needs {nodes}"
         return Start(where, options, None, reason, possible=False)
     else:
         limit = f"{quotas[name]:g}"
-    more = "AWS does not say when instances will be free"
+    more = "AWS does not report when instances will be available"
     if options.spot:
         more = _spot_prices(options, plan.target)
     return Start(where, options, None, f"the quota {name!r} is {limit}; {more}")
@@ -253,10 +262,10 @@ def _spot_prices(options: Options, where: str) -> str:
             )
             history = [entry for page in pages for entry in page.get("SpotPriceHistory", ())]
     except DeploykitError as error:
-        return f"no spot prices: {error.message}"
+        return f"spot prices are unavailable: {error.message}"
     valid = [e for e in history if prices.is_price(e.get("SpotPrice")) and "Timestamp" in e]
     if not valid:
-        return f"EC2 has sold no spot instances of {name} in {where} for {_SPOT_DAYS} days"
+        return f"EC2 lists no spot prices for {name} in {where} in the last {_SPOT_DAYS} days"
     amounts = [Decimal(entry["SpotPrice"]) for entry in valid]
     newest = {
         entry.get("AvailabilityZone", "-"): Decimal(entry["SpotPrice"])
@@ -268,8 +277,9 @@ def _spot_prices(options: Options, where: str) -> str:
     if on_demand and on_demand[0].amount:
         share = f", {newest[zone] / on_demand[0].amount:.0%} of SageMaker's on-demand price"
     return (
-        f"EC2's spot price of {name} in the last {_SPOT_DAYS} days: {money.exact(min(amounts))} to "
-        f"{money.exact(max(amounts))} USD an hour; now {money.exact(newest[zone])} in {zone}{share}"
+        f"EC2's spot price for {name} in the last {_SPOT_DAYS} days: "
+        f"{money.exact(min(amounts))} to {money.exact(max(amounts))} USD an hour; "
+        f"now {money.exact(newest[zone])} in {zone}{share}"
     )
 
 
@@ -302,10 +312,12 @@ def _plan_starts(plan: Plan) -> Iterator[Start]:
 
 
 def _terms(offer: Mapping[str, Any]) -> str:
-    fee = f"{offer.get('UpfrontFee', 'an unknown sum')} {offer.get('CurrencyCode', '')}".strip()
-    length = f"{offer['DurationHours']} h" if "DurationHours" in offer else "an unknown time"
+    fee = (
+        f"{offer.get('UpfrontFee', 'an unspecified price')} {offer.get('CurrencyCode', '')}".strip()
+    )
+    length = f"{offer['DurationHours']} h" if "DurationHours" in offer else "an unspecified time"
     return (
-        f"on offer for {length} at {fee}, paid in advance: `aws sagemaker create-training-plan "
-        f"--training-plan-offering-id {offer['TrainingPlanOfferingId']}`, then set "
-        "sagemaker.training_plan"
+        f"available for {length} at {fee}, paid in advance; run `aws sagemaker "
+        f"create-training-plan --training-plan-offering-id {offer['TrainingPlanOfferingId']}`, "
+        "then set sagemaker.training_plan"
     )

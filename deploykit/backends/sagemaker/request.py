@@ -101,16 +101,25 @@ def render(
         request["OutputDataConfig"]["CompressionType"] = "NONE"
     if job.checkpoints is not None:
         request["CheckpointConfig"] = {"S3Uri": job.checkpoints, "LocalPath": CHECKPOINTS}
-    return _merged(request | _extras(job, options), options.request)
+    return merge(request | _extras(job, options), options.request)
 
 
-def _merged(planned: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+def merge(planned: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """The planned request with further fields; `check` refuses those that it has already."""
-    merged = {**more, **planned}
+    result = {**more, **planned}
     for name in planned.keys() & more.keys():
         if isinstance(planned[name], Mapping) and isinstance(more[name], Mapping):
-            merged[name] = _merged(planned[name], more[name])
-    return merged
+            result[name] = merge(planned[name], more[name])
+    return result
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted path and the value of everything that is not a mapping with entries."""
+    if isinstance(value, Mapping) and value:
+        for name, item in value.items():
+            yield from leaves(item, f"{path}.{name}".lstrip("."))
+    else:
+        yield path, value
 
 
 def output(job: JobSpec, options: Options) -> str:

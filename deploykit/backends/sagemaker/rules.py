@@ -1,4 +1,4 @@
-"""The oracle: what SageMaker does with a job. It runs as asked, runs as something else, is refused,
+"""The oracle: what SageMaker does with a job. It runs as requested, runs differently, is refused,
 or the outcome cannot be known.
 
 The rules are data, in `rules.toml`, which documents every key. Each names the setting, the reason,
@@ -12,9 +12,6 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
-import gzip
-import importlib.util
-import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +21,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deploykit.backends import base as backend
-from deploykit.backends.sagemaker import catalog, hardware, request
+from deploykit.backends.base import SettingRule
+from deploykit.backends.sagemaker import catalog, deployment, hardware, request, service_model
 from deploykit.backends.sagemaker.options import (
     DATA_PARALLEL,
     MPIRUN,
@@ -60,12 +58,7 @@ _SOURCES = {
 """Beginnings of the sources that rules cite."""
 _ANY_RUN, _ANY_BUNDLE = "r" * 63, "0" * 64
 """As long as a run id and a hash can be: a request that is valid with these is valid with any."""
-_COUNTED = {"string": "characters", "list": "entries", "map": "entries"}
-"""Type of a value -> what its range counts; the range of a number is that of its value."""
-_CLASSES = {r"\p{Alnum}": "a-zA-Z0-9", r"\p{L}": r"\w", r"\p{N}": r"\d", r"\p{Z}": r"\s"}
-"""Character classes of Java that the patterns use, always inside brackets."""
-_MAX_LISTED = 5
-"""Choices that a message lists."""
+_REQUEST = "CreateTrainingJobRequest"
 _KEYS = {
     "Environment": "env",
     "RoleArn": "sagemaker.role",
@@ -108,8 +101,8 @@ _KEYS = {
 }
 """Path in the request -> key of the job file."""
 _COMBINED = {
-    "Environment.DEPLOYKIT_SECRETS": "all secret references together, as JSON,",
-    "Environment.DEPLOYKIT_ENV": "all NCCL_, FI_, GLOO_ and RDMAV_ variables together, as JSON,",
+    "Environment.DEPLOYKIT_SECRETS": "the JSON of all secret references",
+    "Environment.DEPLOYKIT_ENV": "the JSON of all NCCL_, FI_, GLOO_ and RDMAV_ variables",
 }
 """Path in the request -> the values of the job file that are combined there."""
 _USUAL_REGION, _USUAL_TYPE = "us-east-1", "ml.g5.12xlarge"
@@ -133,8 +126,8 @@ _OVERWRITTEN = re.compile(r"(NCCL|FI|RDMAV)_\w+")
 class Verdict(enum.Enum):
     """How SageMaker treats a setting; `rules.toml` uses the names in lower case."""
 
-    ASKED = "runs as asked"
-    OTHER = "runs as something else"
+    ASKED = "runs as requested"
+    OTHER = "runs differently"
     REFUSED = "refused"
     UNKNOWN = "unknown"
 
@@ -192,11 +185,12 @@ class Consequence:
     suggestion: str | None
 
     def problem(self) -> Problem | None:
-        """The problem that `check` reports; None if the job simply runs as asked."""
+        """The problem that `check` reports; None if the job simply runs as requested."""
         severity, source = self.rule.severity, self.rule.source
         if severity is None:
             return None
-        return Problem(self.path, self.reason, self.suggestion, severity=severity, source=source)
+        problem = Problem(self.path, self.reason, self.suggestion, severity=severity)
+        return problem._replace(source=source, rule=self.rule.id)
 
 
 def check(job: JobSpec, options: Options) -> Iterator[Problem]:
@@ -224,8 +218,11 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
         job, options, run=_ANY_RUN, bundle=_ANY_BUNDLE, data=_any_data(job, options)
     )
     yield from _check_request(job, options)
+    if options.deploy is not None:
+        yield from deployment.check_deployment(options)
     try:
-        wrong = list(_type_problems(rendered)) if options.request else []
+        lines = service_model.type_errors(_REQUEST, rendered) if options.request else ()
+        wrong = [Problem("sagemaker.request", line) for line in lines]
         refused = wrong or request_problems(rendered)
     except BackendUnavailable:
         if not errors:
@@ -247,7 +244,7 @@ def _check_features(job: JobSpec, options: Options) -> Iterator[Problem]:
     """Report what other backends offer, and SageMaker does not with these options."""
     if job.entrypoint.launcher == "python":
         if options.distribution != "none":
-            message = f"{options.distribution} starts the ranks, and `launcher: python` the script"
+            message = "conflicts with `launcher: python`, which starts no ranks"
             yield Problem("sagemaker.distribution", message, "distribution: none")
         if job.preflight and job.resources.nodes > 1:
             message = "the network test requires torchrun, which `launcher: python` does not use"
@@ -262,20 +259,22 @@ def _check_features(job: JobSpec, options: Options) -> Iterator[Problem]:
         yield Problem(f"data.{name}.stage", "SageMaker copies the data to the nodes itself", hint)
     if (job.profile or "").startswith("nsys") and options.distribution != "none":
         message = "nsys needs ranks started by deploykit, but here SageMaker's toolkit starts them"
-        yield Problem("profile", message, "torch:20:25, PyTorch's own profiler")
+        yield Problem("profile", message, "use PyTorch's own profiler: torch:20:25")
     yield from _check_packages(job, options)
     if checks.DEBUGGER in job.env:
         message = "editors cannot connect to SageMaker's containers"
-        yield Problem(f"env.{checks.DEBUGGER}", message, "remove --debugger, or run it locally")
+        yield Problem(
+            f"env.{checks.DEBUGGER}", message, "remove --debugger, or run the job locally"
+        )
     local = {name: job.data[name] for name in local_data(job, options)}
     yield from backend.missing_data(replace(job, data=local))
     for name, channel in local.items():
         yield from data_folder.errors(name, channel.path)
     if job.log_limit != backend.LOG_LIMIT:
-        message = "is not enforced on SageMaker: CloudWatch stores all output, and AWS bills it"
+        message = "is not enforced on SageMaker: CloudWatch stores all output, which AWS bills for"
         yield Problem("log_limit", message, severity="warning")
     if job.keep_checkpoints is not None:
-        message = "is not applied on SageMaker, which copies all checkpoints to S3 itself"
+        message = "has no effect on SageMaker, which copies every checkpoint to S3"
         yield Problem("keep_checkpoints", message, severity="warning")
 
 
@@ -290,14 +289,14 @@ def _check_packages(job: JobSpec, options: Options) -> Iterator[Problem]:
     yield from environments.on_nodes_problems(job, installed)
     if options.network_isolation:
         message = "an isolated container cannot download the packages that the job needs"
-        hint = "network_isolation: false, or an image that has the packages"
+        hint = "set network_isolation: false, or use an image with the packages"
         yield Problem("sagemaker.network_isolation", message, hint)
     image = catalog.parse_image(options.image_uri or "")
     own = image.minor if image else catalog.minor(options.framework_version or "")
     locked = environments.locked_torch(job, installed)
     if locked and own and catalog.minor(locked) != own:
-        message = f"the lock has PyTorch {locked}, but the job uses the image's, {own}"
-        hint = f"`uv lock --upgrade-package 'torch=={own}.*'`, or an image with {locked}"
+        message = f"the lock file has PyTorch {locked}, but the image has {own}"
+        hint = f"run `uv lock --upgrade-package 'torch=={own}.*'`, or use an image with {locked}"
         key = "image_uri" if image else "framework_version"
         yield Problem(f"sagemaker.{key}", message, hint, severity="warning")
 
@@ -308,36 +307,15 @@ def _check_request(job: JobSpec, options: Options) -> Iterator[Problem]:
         return
     planned = replace(options, request={})
     data = _any_data(job, planned)
-    own = dict(_leaves(request.render(job, planned, run="", bundle="", data=data)))
-    for path, value in _leaves(options.request):
+    own = dict(request.leaves(request.render(job, planned, run="", bundle="", data=data)))
+    for path, value in request.leaves(options.request):
         keys = {key for field, key in _KEYS.items() if f"{path}.".startswith(f"{field}.")}
         if keys:
-            yield Problem(f"sagemaker.request.{path}", f"deploykit sets it: use {keys.pop()}")
+            yield Problem(f"sagemaker.request.{path}", f"is set by deploykit; use {keys.pop()}")
         elif path in own:
-            yield Problem(f"sagemaker.request.{path}", f"deploykit sets it, to {own[path]!r}")
+            yield Problem(f"sagemaker.request.{path}", f"is set by deploykit to {own[path]!r}")
         elif isinstance(value, Mapping):
             yield Problem(f"sagemaker.request.{path}", "is empty", "remove it")
-
-
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The dotted path and the value of everything that is not a mapping with entries."""
-    if isinstance(value, Mapping) and value:
-        for name, item in value.items():
-            yield from _leaves(item, f"{path}.{name}".lstrip("."))
-    else:
-        yield path, value
-
-
-def _type_problems(rendered: Mapping[str, Any]) -> Iterator[Problem]:
-    """Wrong types and missing fields, which botocore refuses before it sends a request."""
-    from botocore import model, validate
-
-    shape = model.ShapeResolver(_shapes()).get_shape_by_name("CreateTrainingJobRequest")
-    report = validate.ParamValidator().validate(rendered, shape)
-    if report.has_errors():
-        for line in report.generate_report().splitlines():
-            if line.startswith(("Invalid type", "Missing required")):  # the rest has hints here
-                yield Problem("sagemaker.request", line)
 
 
 def consequences(job: JobSpec, options: Options, today: dt.date | None = None) -> list[Consequence]:
@@ -354,6 +332,14 @@ def consequences(job: JobSpec, options: Options, today: dt.date | None = None) -
 def rules() -> Mapping[str, tuple[OracleRule, ...]]:
     """All rules, under the headings of the reference."""
     return read(Path(__file__).with_name("rules.toml").read_text(encoding="utf-8"))
+
+
+def setting_rules() -> Iterator[SettingRule]:
+    """Every rule by its id; see `base.Capabilities.setting_rules`."""
+    for rule in (rule for group in rules().values() for rule in group):
+        yield SettingRule(
+            rule.id, rule.path, rule.verdict.value, rule.reason, rule.suggestion, rule.source
+        )
 
 
 def read(text: str) -> Mapping[str, tuple[OracleRule, ...]]:
@@ -380,88 +366,15 @@ def request_problems(rendered: Mapping[str, Any]) -> list[Problem]:
 
     Raises BackendUnavailable if botocore is not installed.
     """
-    shapes = _shapes()
-    violations = _violations(shapes, shapes["CreateTrainingJobRequest"], rendered, "")
-    return [_problem(*violation) for violation in violations]
-
-
-@cache
-def _shapes() -> Any:
-    """The newest description of SageMaker's requests in the installed botocore.
-
-    Read as data: importing botocore would add a third to the time of a dry run.
-    """
-    spec = importlib.util.find_spec("botocore")
-    if spec is None or spec.origin is None:
-        raise BackendUnavailable(
-            "the Python package botocore is not installed", hint="pip install boto3"
-        )
-    versions = (Path(spec.origin).parent / "data" / "sagemaker").glob("*/service-2.json*")
-    newest = max(versions, key=lambda path: path.parent.name)
-    data = newest.read_bytes()
-    return json.loads(gzip.decompress(data) if newest.suffix == ".gz" else data)["shapes"]
-
-
-def _violations(shapes: Any, shape: Any, value: Any, path: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the dotted path, message and hint of what botocore leaves to the service.
-
-    Names that it does not know, values outside of an enum, a pattern or a range. Types and required
-    fields are those of `request.render`, and botocore checks them before it sends.
-    """
-    if value is None:  # reported by a rule
-        return
-    yield from _limits(shape, value, path)
-    if shape["type"] == "structure":
-        for name, item in value.items():
-            inner = f"{path}.{name}".lstrip(".")
-            if name in shape["members"]:
-                member = shapes[shape["members"][name]["shape"]]
-                yield from _violations(shapes, member, item, inner)
-            else:
-                hint = did_you_mean(name, shape["members"]) or "pip install -U boto3"
-                yield inner, "is unknown to the installed botocore", hint
-    elif shape["type"] == "list":
-        for number, item in enumerate(value):
-            member = shapes[shape["member"]["shape"]]
-            yield from _violations(shapes, member, item, f"{path}[{number}]")
-    elif shape["type"] == "map":
-        for key, item in value.items():
-            for part, content in (("key", key), ("value", item)):
-                member = shapes[shape[part]["shape"]]
-                yield from _violations(shapes, member, content, f"{path}.{key}")
-
-
-def _limits(shape: Any, value: Any, path: str) -> Iterator[tuple[str, str, str]]:
-    low, high, units_of = shape.get("min"), shape.get("max"), _COUNTED.get(shape["type"])
-    size = len(value) if units_of else value
-    amount = f"has {size} {units_of}" if units_of else f"is {size}"
-    if low is not None and size < low:
-        yield path, f"{amount}; the minimum is {low}", ""
-    if high is not None and size > high:
-        yield path, f"{amount}; the maximum is {high}", ""
-    choices, pattern = shape.get("enum", ()), shape.get("pattern")
-    if choices and value not in choices:
-        known = (
-            ", ".join(choices) if len(choices) <= _MAX_LISTED else f"{len(choices)} are accepted"
-        )
-        hint = did_you_mean(value, choices) or known
-        yield path, f"{value!r} is not one of the accepted values", hint
-    elif pattern and size <= (high or size) and _compiled(pattern).fullmatch(value) is None:
-        yield path, f"{value!r} does not match {pattern}", ""
-
-
-@cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    translated = pattern
-    for java, python in _CLASSES.items():
-        translated = translated.replace(java, python)
-    return re.compile(translated, 0 if translated != pattern else re.ASCII)
+    return [_problem(*each) for each in service_model.violations(_REQUEST, rendered)]
 
 
 def _problem(path: str, message: str, hint: str) -> Problem:
     """The problem of a violation, by the key of the job file that it comes from."""
     if path in _COMBINED:
-        return Problem("env", f"SageMaker: {_COMBINED[path]} {message}", "shorten or remove some")
+        return Problem(
+            "env", f"SageMaker: {_COMBINED[path]} {message}", "shorten or remove some of them"
+        )
     for field, key in _KEYS.items():
         if path == field or path.startswith((f"{field}.", f"{field}[")):
             inner = path[len(field) :]
@@ -570,7 +483,7 @@ def _instance_facts(job: JobSpec, options: Options) -> dict[str, Any]:
 def _is_of_botocore(kind: str) -> bool:
     """Whether the service offers the type; any other is an error of its own."""
     try:
-        return kind in _shapes()["TrainingInstanceType"]["enum"]
+        return kind in service_model.shapes()["TrainingInstanceType"]["enum"]
     except BackendUnavailable:
         return False
 
@@ -581,7 +494,7 @@ def _group_name_errors(wanted: str | None, names: Sequence[str]) -> list[str]:
     if wanted is None:
         return ["is required with instance_groups: it names the group that trains"]
     hint = did_you_mean(wanted, names)
-    return [f"is {wanted}, which is not in instance_groups{f' ({hint})' if hint else ''}"]
+    return [f"{wanted} is not in instance_groups{f' ({hint})' if hint else ''}"]
 
 
 def _hardware_facts(job: JobSpec, kind: str) -> dict[str, Any]:
@@ -662,7 +575,7 @@ def _version_facts(options: Options, where: str, today: dt.date) -> dict[str, An
             version, where or _USUAL_REGION, type_name or _USUAL_TYPE
         ),
         "image_hint": catalog.image_hint(version, where or _USUAL_REGION, type_name or _USUAL_TYPE),
-        "patched_hint": "newer GPUs, such as those of ml.g5.12xlarge"
+        "patched_hint": "a type with newer GPUs, such as ml.g5.12xlarge"
         if kind.capability and kind.capability < catalog.TURING
         else catalog.image_hint("", where or _USUAL_REGION, type_name or _USUAL_TYPE),
         **_version_hints(type_name),

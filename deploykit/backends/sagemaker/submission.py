@@ -23,8 +23,8 @@ from deploykit.lib.errors import DeploykitError, JobFileError, SubmitRefused, Un
 
 _SETUP_PY = Problem(
     "source",
-    "contains setup.py: the container would treat the source as a package to install, and refuse "
-    "to run it with torch_distributed",
+    "contains setup.py: the container would install the source as a package and refuse to run it "
+    "with torch_distributed",
     "add setup.py to .deploykitignore, or choose another source folder",
 )
 
@@ -63,7 +63,7 @@ def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
         options=options,
         bundle=bundle,
         output=request.results(rendered),
-        summary=f"sagemaker: {text}{spot}, role {role} of account {account}, {region(options)}"
+        summary=f"sagemaker: {text}{spot}, role {role} in account {account}, {region(options)}"
         + (f", sent with {sent_with}" if sent_with else "")
         + packages,
         sent_with=sent_with,
@@ -95,8 +95,8 @@ def submit(plan: Plan, folder: Path) -> Handle:
             jobs.record(folder, created["TrainingJobArn"])
             payer = created["TrainingJobArn"].split(":")[4:5]
             if payer != [plan.options.role.split(":")[4]]:
-                where = f"runs in account {(payer or ['unknown'])[0]}, which pays for it"
-                progress.warn(f"warning: {plan.run} {where}, not in that of its role")
+                where = f"runs in account {(payer or ['unknown'])[0]}, which is billed for it,"
+                progress.warn(f"warning: {plan.run} {where} instead of the account of its role")
     return Handle("sagemaker", plan.target, plan.run, plan.run, str(folder))
 
 
@@ -107,10 +107,10 @@ def _require_submitted(plan: Plan, error: Exception) -> None:
             plan.run, plan.target, json.loads(plan.text), plan.options.credentials
         )
     except DeploykitError as second:
-        raise _uncertain(plan, error, "did not say whether the job exists") from second
+        raise _uncertain(plan, error, "could not be asked whether it exists") from second
     if differing is None:
         if aws.was_lost(error):
-            raise _uncertain(plan, error, "has no such job yet") from error
+            raise _uncertain(plan, error, "does not list it yet") from error
         raise error
     if differing:
         raise SubmitRefused(
@@ -123,7 +123,7 @@ def _require_submitted(plan: Plan, error: Exception) -> None:
 
 def _uncertain(plan: Plan, error: Exception, outcome: str) -> Uncertain:
     return Uncertain(
-        f"the request to create the job {plan.run} failed, and AWS {outcome}: {error}",
+        f"the request to create the job {plan.run} failed ({error}), and AWS {outcome}",
         hint=f"`deploykit status {plan.run}` looks the job up by its name; "
         f"submitting again with --run {plan.run} never starts a second job",
     )

@@ -17,10 +17,11 @@ import io
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from deploykit.backends.sagemaker import aws
-from deploykit.backends.sagemaker.downloads import AT_ONCE, pages, subscriber
+from deploykit.backends.sagemaker.downloads import pages
 from deploykit.backends.sagemaker.options import Options
 from deploykit.bundle import archive as bundles
 from deploykit.bundle import data_folder
@@ -57,6 +58,20 @@ def upload(plan: Plan) -> None:
                 store.put(key, file, data_folder.as_base64(checksum))
 
 
+def upload_model(options: Options, region: str, archive: Path, location: str) -> None:
+    """Upload the archive of a package, unless S3 has it with the same checksum. Raises as `upload`.
+
+    `location` ends with the name of the archive.
+    """
+    store = _Store(options, region)
+    folder = data_folder.scan("", str(archive))
+    folder = folder._replace(target=f"{location.rpartition('/')[0]}/")
+    (file,) = folder.files
+    with aws.errors(region):
+        if not store.has(_prefix(folder) + file.path, file.checksum):
+            _send(store, folder, [file])
+
+
 def unsent_data(plan: Plan) -> int:
     """Bytes of the plan's data that S3 does not have; see `base.Capabilities`."""
     store = _Store(plan.options, plan.target)
@@ -67,14 +82,14 @@ def unsent_data(plan: Plan) -> int:
 def storage_price(size: int) -> str:
     """Describe what AWS bills for keeping data."""
     price = max(size / 1e9 * _PRICE, 0.01)
-    return f"keeping it in S3 costs up to {price:.2f} USD a month"
+    return f"storing it in S3 costs up to {price:.2f} USD a month"
 
 
 class _Store:
     """The bucket of a job, in the account that must own it."""
 
     def __init__(self, options: Options, region: str) -> None:
-        self.client = aws.client("s3", region, options.credentials, connections=AT_ONCE)
+        self.client = aws.client("s3", region, options.credentials)
         self.region, self.options, self.bucket = region, options, options.bucket
         self.owner = {"ExpectedBucketOwner": options.owner}
         self.encryption: dict[str, str] = {}
@@ -126,11 +141,11 @@ class _Store:
         except Exception as error:
             if aws.code(error) not in aws.DENIED:
                 raise
-            where = f"in the bucket {self.bucket} of account {self.options.owner}"
+            where = f"on the bucket {self.bucket} in account {self.options.owner}"
             raise NotPermitted(
                 f"S3 denied {action} {where}: {aws.message(error)}",
-                hint=f"allow your user or role {aws.denied_action(error) or action}; if the bucket "
-                "belongs to another account that you trust, set sagemaker.bucket_owner",
+                hint=f"grant {aws.denied_action(error) or action} to your user or role; if the "
+                "bucket belongs to another account that you trust, set sagemaker.bucket_owner",
             ) from error
 
 
@@ -175,9 +190,9 @@ def _missing(store: _Store, folder: DataFolder) -> list[DataFile]:
             sizes |= {entry["Key"].removeprefix(prefix): entry["Size"] for entry in entries}
     if foreign := sorted(sizes.keys() - {file.path for file in folder.files}):
         raise SubmitRefused(
-            f"{folder.target} has {units.plural(len(foreign), 'object')} that deploykit did not "
-            f"upload, such as {foreign[0]}: the job would read them as data",
-            hint=f"delete them, or everything there: aws s3 rm --recursive {folder.target}",
+            f"{folder.target} contains {units.plural(len(foreign), 'object')} that deploykit did "
+            f"not upload, such as {foreign[0]}: the job would read them as data",
+            hint=f"delete them, or delete the whole folder: aws s3 rm --recursive {folder.target}",
         )
     present = [file for file in folder.files if sizes.get(file.path) == file.size]
     if present and not store.has(*_manifest(store, folder)):
@@ -190,7 +205,7 @@ def _verified(store: _Store, prefix: str, files: Sequence[DataFile]) -> list[Dat
     """Those files of an interrupted upload for which S3 stores the right checksum."""
     from concurrent.futures import ThreadPoolExecutor  # a tenth of all that a dry run imports
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(aws.AT_ONCE) as pool:
         complete = pool.map(lambda file: store.has(prefix + file.path, file.checksum), files)
         return [file for file, is_complete in zip(files, complete, strict=True) if is_complete]
 
@@ -201,15 +216,17 @@ def _send(store: _Store, folder: DataFolder, files: Sequence[DataFile]) -> None:
 
     total, so_far, lock = sum(file.size for file in files), 0, threading.Lock()
 
-    def show(count: int) -> None:
-        nonlocal so_far
-        with lock:  # several files are sent at once
-            so_far += count
-            if progress.show is not None:
-                progress.show("sending data", so_far, total)
+    class Progress(transfer.BaseSubscriber):  # type: ignore[misc] # boto3 has no types
+        def on_progress(self, bytes_transferred: int, **_: Any) -> None:
+            nonlocal so_far
+            with lock:  # several files are sent at once
+                so_far += bytes_transferred
+                if progress.show is not None:
+                    progress.show("sending data", so_far, total)
 
+    subscribers = [Progress()] if progress.show is not None else []
     config = transfer.TransferConfig(
-        max_concurrency=AT_ONCE,
+        max_concurrency=aws.AT_ONCE,
         multipart_threshold=data_folder.PART,
         multipart_chunksize=data_folder.PART,
     )
@@ -232,7 +249,7 @@ def _send(store: _Store, folder: DataFolder, files: Sequence[DataFile]) -> None:
             for file in files:
                 path, key = str(folder.top / file.path), _prefix(folder) + file.path
                 extra = {**store.owner, **store.encryption, **_checksums(file)}
-                future = manager.upload(path, store.bucket, key, extra, [subscriber(show)])
+                future = manager.upload(path, store.bucket, key, extra, subscribers)
                 pending.append((file, future))
             for file, future in pending:
                 try:
@@ -241,9 +258,9 @@ def _send(store: _Store, folder: DataFolder, files: Sequence[DataFile]) -> None:
                     raise data_folder.changed(folder.top / file.path) from error
                 sent += 1
     except (BackendUnavailable, TryAgain) as error:
+        what = f"data.{folder.channel}: " if folder.channel else ""
         raise TryAgain(
-            f"data.{folder.channel}: {sent:,} of {units.plural(len(files), 'file')} were uploaded; "
-            f"{error.message}",
+            f"{what}{sent:,} of {units.plural(len(files), 'file')} were uploaded; {error.message}",
             hint="submit again: files that are complete in S3 are not sent again",
         ) from error
 

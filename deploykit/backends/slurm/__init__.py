@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from deploykit.backends import base as backend
+from deploykit.backends.slurm.arrays import choose_tasks as choose_tasks
 from deploykit.backends.slurm.arrays import tasks as tasks
 from deploykit.backends.slurm.checks import bills as bills
 from deploykit.backends.slurm.checks import check as check
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from deploykit.backends.slurm.site import cost as cost
     from deploykit.backends.slurm.site import probe as probe
 
-SUMMARY = "a Slurm cluster, through sbatch; one launcher on each node"
+SUMMARY = "a Slurm cluster, through sbatch; one launcher per node"
 PROGRAMS = ("sbatch", "squeue", "scontrol", "scancel", "srun")
 MODULES = ("submitit",)
 PREFLIGHT = backend.PREFLIGHT

@@ -16,9 +16,10 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from deploykit.backends.slurm.options import Options
 from deploykit.job.model import Handle, State, Status
 from deploykit.lib import paths
 
@@ -53,23 +54,24 @@ def task_ids(job: str) -> Iterator[str]:
         yield from (f"{match[1]}_{number}" for number in span)
 
 
-def task_handles(array: Handle, count: int) -> list[Handle]:
-    """A handle for each of the `count` tasks; task N has the folder ``tasks/N`` of the run."""
+def task_handles(array: Handle, numbers: Sequence[int]) -> list[Handle]:
+    """A handle for each of these tasks; task N has the folder ``tasks/N`` of the run."""
     folder = Path(array.folder, "tasks")
     return [
         Handle(array.backend, array.target, f"{array.id}_{n}", array.run, str(folder / str(n)))
-        for n in range(count)
+        for n in numbers
     ]
 
 
-def combined_status(statuses: Sequence[Status]) -> Status:
+def combined_status(status_by_task: Mapping[int, Status]) -> Status:
     """The status of an array from those of its tasks, in order; final once all tasks are."""
+    statuses = list(status_by_task.values())
     count_by_state = Counter(status.state for status in statuses)
     state = next(state for state in _PRECEDENCE if count_by_state[state])
     counts = [
         f"{count_by_state[state]} {state.value}" for state in _LISTED if count_by_state[state]
     ]
-    number, first = next((n, status) for n, status in enumerate(statuses) if status.state is state)
+    number, first = next(pair for pair in status_by_task.items() if pair[1].state is state)
     reason = f"{len(statuses)} tasks: {', '.join(counts)}"
     if first.reason and state is not State.SUCCEEDED:
         reason += f"; task {number}: {first.reason}"
@@ -98,10 +100,29 @@ def text_of(path: Path | str) -> str | None:
         return None
 
 
-def tasks(handle: Handle) -> int | None:
-    """The length of the run's job array; None where the run is not an array."""
+def record(options: Options) -> str:
+    """The record of an array that is one run: how many tasks it has, or after ``=`` which."""
+    return f"={numbered(options)}\n" if options.tasks else f"{options.array}\n"
+
+
+def numbered(options: Options) -> str:
+    """The tasks of an array as sbatch takes them: ``0-4``, ``2,5``."""
+    if options.tasks:
+        return ",".join(map(str, sorted(options.tasks)))
+    return f"0-{(options.array or 1) - 1}"
+
+
+def tasks(handle: Handle) -> Sequence[int] | None:
+    """The numbers of the tasks of the run's job array; None where the run is not an array."""
     text = text_of(f"{handle.folder}/array")  # no path object: there may be thousands of handles
-    return None if text is None else int(text)
+    if text is None:
+        return None
+    return [int(n) for n in text[1:].split(",")] if text.startswith("=") else range(int(text))
+
+
+def choose_tasks(numbers: Sequence[int]) -> Mapping[str, str]:
+    """See `base.Capabilities.choose_tasks`."""
+    return {"tasks": f"[{', '.join(map(str, numbers))}]"}
 
 
 def job_id(folder: Path) -> str | None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from deploykit.backends import base as backend
 from deploykit.backends.slurm import arrays, script
@@ -89,11 +90,12 @@ def bills(options: Options) -> bool:
 
 def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     """Yield every problem that can be found without the cluster; reads a site profile if named."""
+    installed = script.on_nodes(job, options)
     yield from _check_home(options)
     yield from _check_locations(job, options)
     yield from backend.check_checkpoint_bucket(job)
     yield from _check_checkpoint_folder(job, options)
-    yield from _check_python(job, options)
+    yield from _check_python(job, options, installed)
     yield from backend.check_ranks(job)
     yield from _check_values(options)
     yield from _check_extra(job, options)
@@ -101,19 +103,19 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     for run in options.after:
         if arrays.job_id(paths.run_folder(run)) is None:
             message = "no run with this id was submitted to Slurm from this machine"
-            yield Problem(f"slurm.after.{run}", message, "`deploykit list` shows the runs")
+            yield Problem(f"slurm.after.{run}", message, "`deploykit list` shows your runs")
     yield from _check_container(job, options)
     yield from _check_array(job, options)
-    yield from _check_environment(job, options)
+    yield from _check_environment(job, options, installed)
     limit, notice = job.resources.time_limit, options.signal_seconds
     if notice is not None and notice >= limit:
         message = f"{notice} s must be less than the time limit of {limit} s"
-        hint = "lower it, or raise resources.time_limit"
+        hint = "decrease it, or increase resources.time_limit"
         yield Problem("slurm.signal_seconds", message, hint)
     if job.resources.memory is not None and job.resources.memory < _MIN_MEMORY:
         yield Problem("resources.memory", "must be at least 1MiB on Slurm")
     for name in sorted(_BASH_VARIABLES.intersection(job.env)):
-        yield Problem(f"env.{name}", "bash sets this variable itself", "choose another name")
+        yield Problem(f"env.{name}", "is set by bash and cannot be overridden", "rename it")
     if options.site is not None:
         from deploykit.backends.slurm import site  # few jobs name a profile
 
@@ -127,7 +129,7 @@ def check_function(options: Options) -> Iterator[Problem]:
     """Yield the settings with which no result of a function would come back."""
     for name in ("host", "array"):
         if getattr(options, name):
-            hint = "submit a script instead, as a job"
+            hint = "submit a script instead of a function"
             yield Problem(f"slurm.{name}", "is not supported for functions", hint)
 
 
@@ -137,8 +139,9 @@ def _check_home(options: Options) -> Iterator[Problem]:
         yield Problem(
             "slurm.folder" if options.host else "",
             f"deploykit's folder {home!r} contains a control character, % or \\, which Slurm does "
-            "not accept in a path",
-            f"set {name} to a folder with a plain name on a file system shared with the nodes",
+            "not accept in paths",
+            f"set {name} to a folder without such characters on a file system shared with the "
+            "nodes",
         )
     if options.host is None:
         if options.folder is not None:
@@ -146,11 +149,11 @@ def _check_home(options: Options) -> Iterator[Problem]:
             yield Problem("slurm.folder", "requires slurm.host", hint)
         return
     if options.host.startswith("-"):
-        yield Problem("slurm.host", "starts with a hyphen, like an option of ssh")
+        yield Problem("slurm.host", "starts with a hyphen, so ssh would read it as an option")
     if options.folder is None or not options.folder.startswith("/"):
         yield Problem(
             "slurm.folder",
-            f"an absolute path on {options.host} is required, for runs and bundles",
+            f"an absolute path on {options.host} is required for runs and bundles",
             "for example the output of "
             f"`{shell.command('ssh', '--', options.host, _SHOW_STATE_FOLDER)}`",
         )
@@ -159,8 +162,8 @@ def _check_home(options: Options) -> Iterator[Problem]:
 def _check_locations(job: JobSpec, options: Options) -> Iterator[Problem]:
     yield from backend.check_addresses(
         job,
-        "a Slurm node cannot use {location} as a folder",
-        "copy it to a shared folder, and set that folder with --set {path}=FOLDER",
+        "{location} is not a folder, which the slurm backend requires",
+        "copy the data to a shared folder, and pass --set {path}=FOLDER",
     )
     if options.host is None:
         for missing in backend.missing_data(job):
@@ -169,7 +172,7 @@ def _check_locations(job: JobSpec, options: Options) -> Iterator[Problem]:
     for path, location in backend.locations(job).items():
         if Path(location).is_relative_to(job.source):
             message = f"{location} is in the source folder on this machine"
-            yield Problem(path, message, f"the path on {options.host}", severity="warning")
+            yield Problem(path, message, f"use a path on {options.host}", severity="warning")
 
 
 def _check_checkpoint_folder(job: JobSpec, options: Options) -> Iterator[Problem]:
@@ -177,28 +180,28 @@ def _check_checkpoint_folder(job: JobSpec, options: Options) -> Iterator[Problem
     if folder is None:
         return
     if not folder.startswith(("/", "$")):
-        hint = "an absolute path, or one that begins with a variable of the nodes: $SLURM_TMPDIR"
+        hint = "use an absolute path, or one that starts with a variable such as $SLURM_TMPDIR"
         yield Problem(path, f"{folder} is not an absolute path", hint)
     if backend.checkpoint_bucket(job) is None:
-        message = "requires checkpoints in a bucket: other nodes cannot read a node's own folder"
-        yield Problem(path, message, "checkpoints: s3://BUCKET/PREFIX, or remove it")
+        message = "requires checkpoints in a bucket; other nodes cannot read a node-local folder"
+        yield Problem(path, message, "set checkpoints: s3://BUCKET/PREFIX, or remove it")
     if options.container is not None and folder.startswith("$"):
-        message = f"{folder} cannot be mounted in the container: its path is not known here"
-        yield Problem(path, message, "an absolute path")
+        message = f"{folder} cannot be mounted in the container; only the node knows its path"
+        yield Problem(path, message, "use an absolute path")
 
 
-def _check_python(job: JobSpec, options: Options) -> Iterator[Problem]:
+def _check_python(job: JobSpec, options: Options, installed: object) -> Iterator[Problem]:
     """The Python of the job: on this machine, if it is the one that the nodes would use too."""
     same_files = options.host is None and options.container is None
     if options.python is not None and not options.python.startswith(("/", "~", "-")):
         if "/" in options.python:
-            message = f"{options.python} is relative, and the job starts in a copy of the source"
-            yield Problem("slurm.python", message, "an absolute path on the nodes")
+            message = f"{options.python} is relative, but the job starts in a copy of the source"
+            yield Problem("slurm.python", message, "use an absolute path on the nodes")
     elif same_files and options.python and not os.path.exists(paths.expanded(options.python)):  # noqa: PTH110 - too long
-        message = f"{options.python} was not found on this machine; the nodes must have it"
+        message = f"{options.python} was not found on this machine; it must exist on the nodes"
         yield Problem("slurm.python", message, severity="warning")
     python = None if options.python or options.setup or options.modules else sys.executable
-    if script.on_nodes(job, options):
+    if installed:
         python = None
     elif job.environment is not None:
         python = environments.python(job.environment)
@@ -215,22 +218,22 @@ def _check_values(options: Options) -> Iterator[Problem]:
         if re.search(_CONTROL, value):
             yield Problem(
                 path,
-                f"{value!r} contains a line break or another control character, and would break "
-                "out of its #SBATCH line",
-                "remove it",
+                f"{value!r} contains a line break or another control character, which would end "
+                "its #SBATCH line",
+                "remove the character",
             )
         elif not value.strip(" ,") and not path.startswith("slurm.extra."):
             yield Problem(path, "is empty", "omit the key to use the site's default")
     for name in ("nodelist", "exclude"):
         if "[" in re.sub(r"\[[^][]+\]", "", value := getattr(options, name) or ""):
-            message = f"{value!r} has an unclosed bracket, and Slurm would ignore it"
-            yield Problem(f"slurm.{name}", message, "node[01-02]")
+            message = f"{value!r} has an unclosed bracket, so Slurm would ignore it"
+            yield Problem(f"slurm.{name}", message, "for example node[01-02]")
     for number, line in enumerate(options.setup):
         if "\r" in line:
             message = "contains a carriage return"
             yield Problem(f"slurm.setup[{number}]", message, "use Unix line endings")
     if (options.python or "").startswith("-"):
-        yield Problem("slurm.python", "starts with a hyphen, like an option of srun")
+        yield Problem("slurm.python", "starts with a hyphen, so srun would read it as an option")
 
 
 def _texts(options: Options) -> Iterator[tuple[str, str]]:
@@ -256,8 +259,8 @@ def _check_srun(options: Options) -> Iterator[Problem]:
             message = f"deploykit sets srun's --{name if name in taken else taken[0]} itself"
             yield Problem(f"slurm.srun[{number}]", message, "remove it")
         if name == "auto-resume" and options.container and options.container.runtime == "pyxis":
-            message = "HyperPod's srun does not support it together with Pyxis"
-            hint = "container.runtime: apptainer, or remove it"
+            message = "HyperPod's srun does not support --auto-resume with Pyxis"
+            hint = "set container.runtime: apptainer, or remove the option"
             yield Problem(f"slurm.srun[{number}]", message, hint, severity="warning")
 
 
@@ -287,17 +290,25 @@ def _check_array(job: JobSpec, options: Options) -> Iterator[Problem]:
     if options.array is None:
         if options.at_once is not None:
             yield Problem("slurm.at_once", "requires slurm.array", "set slurm.array")
+        if options.tasks:
+            yield Problem("slurm.tasks", "requires slurm.array", "set slurm.array")
         return
+    if unknown := [number for number in options.tasks if number >= options.array]:
+        message = f"task {unknown[0]} does not exist; the array has tasks 0 to {options.array - 1}"
+        yield Problem("slurm.tasks", message)
+    if twice := [number for number in options.tasks if options.tasks.count(number) > 1]:
+        message = f"lists task {twice[0]} more than once"
+        yield Problem("slurm.tasks", message, "list each task once")
     if job.outputs:
         yield Problem(
             "outputs",
-            "the tasks of an array share the working folder, and each would collect all files",
-            "write to DEPLOYKIT_OUTPUT_DIR, which is separate for each task",
+            "array tasks share one working folder, so each task would collect every task's files",
+            "write to DEPLOYKIT_OUTPUT_DIR, which differs for each task",
             severity="warning",
         )
     if job.resources.min_nodes is not None:
-        message = "the number of nodes cannot change in the tasks of an array"
-        yield Problem("resources.min_nodes", message, f"nodes: {job.resources.nodes}")
+        message = "array tasks must have a fixed number of nodes"
+        yield Problem("resources.min_nodes", message, f"set nodes: {job.resources.nodes}")
 
 
 def _check_container(job: JobSpec, options: Options) -> Iterator[Problem]:
@@ -305,25 +316,30 @@ def _check_container(job: JobSpec, options: Options) -> Iterator[Problem]:
     if options.container is None:
         return
     if options.container.image.startswith("-"):
-        yield Problem("slurm.container.image", "starts with a hyphen, like an option")
+        message = "starts with a hyphen, so the container runtime would read it as an option"
+        yield Problem("slurm.container.image", message)
     for number, mount in enumerate(options.container.mounts):
         if "," in mount or mount.count(":") > 1 or not mount.startswith("/"):
             path, hint = f"slurm.container.mounts[{number}]", "/scratch, or /scratch:/data"
-            yield Problem(path, f"{mount!r} is not FOLDER or FOLDER:INSIDE", f"for example {hint}")
+            yield Problem(
+                path, f"expected FOLDER or FOLDER:INSIDE, got {mount!r}", f"for example {hint}"
+            )
     for name, channel in backend.staged(job).items():
         folder = channel.stage_folder or ""
         if channel.stage != "shared" and not folder.startswith("/"):
-            message = "name a folder of the nodes, which is then mounted into the container"
+            message = "an absolute path is required: the folder is mounted into the container"
             yield Problem(f"data.{name}.stage_folder", message, "for example /scratch")
     for path, location in {"": str(options.home), **backend.locations(job)}.items():
         if re.search("[,:]", location) and not is_address(location):
-            message = f"{location} cannot be mounted in a container: it contains a comma or a colon"
+            message = f"{location} contains a comma or a colon, so no container can mount it"
             yield Problem(path, message, "choose another folder")
 
 
-def _check_environment(job: JobSpec, options: Options) -> Iterator[Problem]:
+def _check_environment(
+    job: JobSpec, options: Options, installed: dict[str, Any] | None
+) -> Iterator[Problem]:
     """Problems that can be found from here. An environment on another host cannot be examined."""
-    if installed := script.on_nodes(job, options):
+    if installed:
         yield from environments.on_nodes_problems(job, installed)
         return
     if job.environment is None:
@@ -334,7 +350,7 @@ def _check_environment(job: JobSpec, options: Options) -> Iterator[Problem]:
         yield Problem(
             f"environment.{kind}",
             "cannot be used with slurm.container, whose image has its own Python",
-            "remove one of the two, or set slurm.python to a Python inside the image",
+            "remove one of them, or set slurm.python to a Python inside the image",
         )
     elif options.host is None:
         prepared = bool(job.environment.modules or options.modules or options.setup)
@@ -344,5 +360,5 @@ def _check_environment(job: JobSpec, options: Options) -> Iterator[Problem]:
         yield Problem(
             f"environment.{kind}",
             f"{folder} is on this machine, but the job runs on {options.host}",
-            f"give its absolute path on {options.host}, or one that begins with ~/",
+            f"use an absolute path on {options.host}, or one that begins with ~/",
         )

@@ -100,7 +100,7 @@ def unreachable() -> str | None:
 
 def missing(absent: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Missing prerequisites for a submit from this machine; see `base.Capabilities.missing`."""
-    over_ssh = "or submit over ssh from here: slurm.host and slurm.folder in the job file"
+    over_ssh = "or set slurm.host and slurm.folder to submit over ssh"
     if absent:
         yield from ((name, f"run deploykit on a login node, {over_ssh}") for name in absent)
     elif complaint := unreachable():
@@ -136,7 +136,7 @@ def wrong_cluster(folder: Path, host: str | None) -> str | None:
         return str(error)
     if expected == actual:
         return None
-    return f"the run was submitted to the Slurm cluster {expected!r}, and this is {actual!r}"
+    return f"the run was submitted to the Slurm cluster {expected!r}, but this one is {actual!r}"
 
 
 # --- complaints
@@ -154,18 +154,18 @@ _HINTS = {
     "node configuration": "request less per node; `sinfo -N -o '%N %c %m %G'` lists the nodes",
     "invalid feature": "set slurm.constraint to features that `sinfo -o '%N %f'` lists",
     "dependency problem": (
-        "Slurm has no record of a job in slurm.after; remove that run if it ended as required"
+        "Slurm has no record of a job in slurm.after; remove runs that already ended as required"
     ),
     "mail-type": "correct slurm.mail_type; `man sbatch` lists the events",
     "license": "correct slurm.licenses; `scontrol show licenses` lists them",
     "node name": "correct slurm.nodelist and slurm.exclude; `sinfo -N` lists the nodes",
     "reservation": "correct slurm.reservation; `scontrol show reservation` lists them",
-    "(gres)": "lower resources.gpus_per_node, or try the other slurm.gres_style",
+    "(gres)": "lower resources.gpus_per_node, or change slurm.gres_style",
     "option '--": "correct slurm.extra; `sbatch --help` lists the options",
     "specification": "correct slurm.extra; `man sbatch` describes the options",
     "denied": "ask the site for access to this partition, account or reservation",
     "not permitted": "ask the site for access to this partition, account or reservation",
-    "policy": "a limit of your account or quality of service is reached; `sacctmgr show qos`",
+    "policy": "your account or QOS has reached a limit; `sacctmgr show qos` lists the limits",
 }
 """Hints by a part of sbatch's complaint in lower case; the first match counts."""
 

@@ -117,17 +117,17 @@ def findings(
             problem.severity,
             f"{problem.path}: {problem.message}",
             tuple(_evidence(site, partition)),
-            Fix(problem.hint or "change it in the job file"),
+            Fix(problem.hint or "change this key in the job file"),
         )
     if folder is not None and not folder.shared:
         yield Finding(
             "folder_local",
             "warning",
-            "the nodes may not be able to read the folder of the runs: it is on a local disk of "
+            "the nodes may be unable to read the run folders, which are on a local disk of "
             f"{folder.host or 'this host'}",
             (f"{folder.path}: {folder.filesystem}",),
             Fix(
-                "choose a folder that every node can read",
+                "use a folder that every node can read",
                 settings={"slurm.folder": "/a/shared/folder"} if folder.host else {},
                 cli="" if folder.host else "export DEPLOYKIT_HOME=/a/shared/folder\n",
             ),
@@ -149,18 +149,18 @@ def _notes(site: Site, partition: Partition | None) -> Iterator[Finding]:
         yield Finding(
             "preemption",
             "note",
-            f"jobs in partition {partition.name} may be preempted ({partition.preemption})",
+            f"jobs in partition {partition.name} can be preempted ({partition.preemption})",
             (site.preemption,),
-            Fix("set `checkpoints` to a folder, and resume from it"),
+            Fix("set `checkpoints` to a folder, and resume from it in your script"),
         )
     if not site.accounting:
         yield Finding(
             "no_accounting",
             "note",
-            "the cluster has no accounting database: sacct returns nothing; deploykit does not "
-            "need it",
+            "the cluster has no accounting database, so sacct returns nothing; deploykit does not "
+            "require it",
             ("AccountingStorageType: none",),
-            Fix("nothing to do"),
+            Fix("no action is needed"),
         )
 
 
@@ -192,15 +192,18 @@ def _login_node_findings(node: _LoginNode, job: JobSpec, options: Options) -> It
             "error",
             f"required programs are missing on {options.host}",
             (f"not on PATH: {', '.join(programs)}",),
-            Fix("choose another slurm.host, or load them in its shell start-up files"),
+            Fix("set another slurm.host, or load the programs in its shell start-up files"),
         )
     if not node.writable:
         yield Finding(
             "login_node_folder",
             "error",
             f"you cannot write to the folder for runs on {options.host}",
-            (f"{options.folder} is {node.folder}",),
-            Fix("choose another", settings={"slurm.folder": "/a/shared/folder/of/yours"}),
+            (f"{options.folder} resolves to {node.folder}",),
+            Fix(
+                "choose a folder that you can write to",
+                settings={"slurm.folder": "/a/shared/folder/of/yours"},
+            ),
         )
     provided = job.environment or options.container or options.setup or options.modules
     version = tuple(int(part) for part in node.python.split() if part.isdecimal())
@@ -210,10 +213,10 @@ def _login_node_findings(node: _LoginNode, job: JobSpec, options: Options) -> It
         yield Finding(
             "login_node_python",
             "warning",
-            f"{python} {state} on {options.host}; the nodes need Python 3.10 or later with PyTorch",
-            (f"{python}: {node.python.strip() or 'no answer'}",),
+            f"{python} {state} on {options.host}; nodes require Python 3.10 or later with PyTorch",
+            (f"{python}: {node.python.strip() or 'no output'}",),
             Fix(
-                "set the environment of the job",
+                "set the job's Python environment",
                 settings={"slurm.python": "/shared/venv/bin/python"},
             ),
         )

@@ -41,29 +41,39 @@ def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
     once a minute another squeue where a job is pending. Where Slurm does not answer, the status is
     UNKNOWN with the reason.
     """
-    sizes = {handle: arrays.tasks(handle) for handle in handles}
-    tasks_by_array = {handle: arrays.task_handles(handle, n) for handle, n in sizes.items() if n}
+    numbers = {handle: arrays.tasks(handle) for handle in handles}
+    tasks_by_array = {
+        handle: dict(zip(chosen, arrays.task_handles(handle, chosen), strict=True))
+        for handle, chosen in numbers.items()
+        if chosen
+    }
     runs_by_host: dict[str | None, list[Handle]] = defaultdict(list)
     for handle in handles:
         runs_by_host[_host(handle)].append(handle)
     status_by_handle: dict[Handle, Status] = {}
     for host, runs in runs_by_host.items():
-        jobs = [job for run in runs for job in tasks_by_array.get(run, [run])]
+        jobs = [
+            job
+            for run in runs
+            for job in (tasks_by_array[run].values() if run in tasks_by_array else [run])
+        ]
         status_by_handle |= _status_on(host, runs, jobs)
     for array, tasks in tasks_by_array.items():
-        status_by_handle[array] = _array_status(array, [status_by_handle[task] for task in tasks])
+        of_tasks = {number: status_by_handle[task] for number, task in tasks.items()}
+        status_by_handle[array] = _array_status(array, of_tasks)
     return {handle: status_by_handle[handle] for handle in handles}
 
 
-def task_status(handle: Handle) -> Sequence[Status]:
-    """The status of each task of a job array, in order; empty where the run is not one."""
-    tasks = arrays.task_handles(handle, arrays.tasks(handle) or 0)
+def task_status(handle: Handle) -> Mapping[int, Status]:
+    """The status of each task of a job array by its number; empty where the run is not one."""
+    numbers = arrays.tasks(handle) or ()
+    tasks = arrays.task_handles(handle, numbers)
     by_task = _status_on(_host(handle), [handle], tasks) if tasks else {}
-    return [by_task[task] for task in tasks]
+    return {number: by_task[task] for number, task in zip(numbers, tasks, strict=True)}
 
 
-def _array_status(array: Handle, statuses: Sequence[Status]) -> Status:
-    if any(status.native in {_NO_RECORD, _EXIT_RECORD} for status in statuses) and (
+def _array_status(array: Handle, statuses: Mapping[int, Status]) -> Status:
+    if any(status.native in {_NO_RECORD, _EXIT_RECORD} for status in statuses.values()) and (
         problem := commands.wrong_cluster(Path(array.folder), _host(array))
     ):
         return Status(State.UNKNOWN, "", problem)
@@ -111,7 +121,7 @@ def _fetching_logs(handle: Handle, ended: Callable[[], bool]) -> Callable[[], bo
     folder, due = Path(handle.folder), 0.0
     remote_folder = remote.recorded_folder(folder)
     if remote_folder is None:
-        raise BackendUnavailable(f"{folder} has no record of the run's folder on its host")
+        raise BackendUnavailable(f"{folder} does not record the run's folder on the login node")
 
     def fetch_and_ask() -> bool:
         nonlocal due
@@ -156,7 +166,7 @@ def _scancel(words: Sequence[str], handle: Handle) -> None:
         return
     complaint = commands.in_one_line(result.err)
     if "denied" in result.err or "not permitted" in result.err:
-        raise NotPermitted(f"permission denied by Slurm to cancel {handle}: {complaint}")
+        raise NotPermitted(f"Slurm denied permission to cancel {handle}: {complaint}")
     raise TryAgain(f"scancel: {complaint}", hint="try again")
 
 
@@ -239,6 +249,8 @@ def _status(job: Handle, row: Row | None, problem: str | None) -> Status:
     slow = ""
     if current.state is State.RUNNING:
         slow = stacks.stall_reason(folder) or exit_records.staging(folder)
+    if restarts and not current.state.final and (made := exit_records.decisions(folder)):
+        restarts += f" {made[-1].why.removeprefix('restarting ')}" if made[-1].error else ""
     reason = "; ".join(part for part in (current.reason, slow, restarts) if part)
     return current._replace(reason=reason, billed=_billed(job, current, restarted=bool(restarts)))
 
@@ -254,7 +266,7 @@ def _with_awaited(job: Handle, status: Status) -> Status:
         awaited = list((read_json(run / backend.JOB).get("slurm") or {}).get("after") or ())
     if not awaited:
         return status
-    names = f"run {awaited[0]}" if len(awaited) == 1 else f"the runs {', '.join(awaited)}"
+    names = f"{'run' if len(awaited) == 1 else 'runs'} {', '.join(awaited)}"
     return status._replace(reason=status.reason.replace(states.AWAITED, names))
 
 
@@ -297,7 +309,7 @@ def _with_exit_record(folder: Path, status: Status) -> Status:
         last = max(record.finished for record in records).replace(microsecond=0)
         if status.finished is not None and last > status.finished:
             return status  # a signal of Slurm's may have ended them
-        reason = f"{end.reason}, and Slurm ended the job afterwards ({status.native})"
+        reason = f"{end.reason}; Slurm ended the job afterwards ({status.native})"
         return status._replace(state=State.SUCCEEDED, exit_code=0, reason=reason)
     if status.native == "FAILED" or end.exit_code == exit_records.STOPPED:
         return status._replace(exit_code=end.exit_code, reason=end.reason)
@@ -314,7 +326,7 @@ def _without_record(job: Handle, status: Status) -> Status:
             remote.fetch_logs(remote_folder, run)
     if refusal := logfiles.refusal(run / "logs" / (f"slurm-{task}.log" if task else "slurm.log")):
         return status._replace(exit_code=_REFUSED, reason=refusal)
-    killed = "all its processes were killed before any of them recorded a reason"
+    killed = "all processes were killed before any process recorded a reason"
     return status._replace(reason=killed)
 
 
@@ -327,8 +339,8 @@ def _recorded_status(job: Handle, problem: str | None) -> Status:
     records = _last_exit_records(folder)
     if not records:
         reason = (
-            "Slurm has no record of the job, and no exit record was written: "
-            "it was cancelled, killed or never started"
+            "Slurm has no record of the job, and no exit record was written: the job was "
+            "cancelled, killed or never started"
         )
         return Status(State.FAILED, _NO_RECORD, reason)
     end = records[0]
@@ -375,8 +387,8 @@ def dump(handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
     """
     if arrays.tasks(handle) is not None:
         raise UsageError(
-            f"{handle.run} is a job array, and `dump` cannot select one of its tasks yet",
-            hint=f"log in to the task's node and run `py-spy dump --pid PID` ({handle.id}_TASK)",
+            f"{handle.run} is a job array; `dump` does not support single array tasks yet",
+            hint=f"run `py-spy dump --pid PID` on the task's node ({handle.id}_TASK)",
         )
     processes = exit_records.processes(Path(handle.folder))
     ranks.require_processes(processes, handle.run)
@@ -404,9 +416,8 @@ def enter(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) 
     """The command line of this machine that runs a command beside a rank."""
     if arrays.tasks(handle) is not None:
         raise UsageError(
-            f"{handle.run} is a job array, and `exec` and `shell` cannot select one of its tasks "
-            "yet",
-            hint=f"srun --overlap --pty --jobid={handle.id}_TASK bash",
+            f"{handle.run} is a job array; `exec` and `shell` do not support array tasks yet",
+            hint=f"run `srun --overlap --pty --jobid={handle.id}_TASK bash`",
         )
     folder = Path(handle.folder)
     process = ranks.rank_process(exit_records.processes(folder), handle.run, rank)

@@ -3,36 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from deploykit.job.decode import NOT_EMPTY, Bounds, Help, Pattern
+from deploykit.job.model import JobSpec
 from deploykit.lib import paths
 
 OPTION = Pattern(r"[A-Za-z][A-Za-z0-9-]+", "the long name of an sbatch option, without dashes")
-SRUN = Pattern(
-    r"--[a-z][a-z0-9-]+(=[^\x00-\x1f\x7f]*)?", "an option of srun, such as --auto-resume=1"
-)
+SRUN = Pattern(r"--[a-z][a-z0-9-]+(=[^\x00-\x1f\x7f]*)?", "an srun option such as --auto-resume=1")
 PRICE = Pattern(
     r"[0-9]{1,9}([.][0-9]{1,9})? ?[A-Z]{3}/([gG][pP][uU]|node|[cC][pP][uU]|billing)-hour",
-    "a price such as 2.10 USD/gpu-hour; also per node-hour, cpu-hour or billing-hour",
+    "a price such as 2.10 USD/gpu-hour, or per node-hour, cpu-hour or billing-hour",
 )
-RUN = Pattern(r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}", "the id of a run")
+RUN = Pattern(r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}", "a run id")
 
 
 @dataclass(frozen=True)
 class Restarts:
-    """How often the job may be restarted, counted separately for each reason."""
+    """Maximum number of restarts, counted separately for each reason."""
 
     time_limit: Annotated[
-        int, Help("After the time limit, if the attempt saved a checkpoint."), Bounds(0, 10_000)
+        int,
+        Help("Restarts after the time limit, if the attempt saved a checkpoint."),
+        Bounds(0, 10_000),
     ] = 100
-    preemption: Annotated[int, Help("After a preemption."), Bounds(0, 10_000)] = 100
-    node_failure: Annotated[int, Help("After a node failure."), Bounds(0, 10_000)] = 10
+    preemption: Annotated[int, Help("Restarts after a preemption."), Bounds(0, 10_000)] = 100
+    node_failure: Annotated[int, Help("Restarts after a node failure."), Bounds(0, 10_000)] = 10
+    transient: Annotated[
+        int,
+        Help(
+            "Restarts after a rank failed because of the network, storage, a GPU or another "
+            "process, if `restarts.policy` is `cause`."
+        ),
+        Bounds(0, 10_000),
+    ] = 10
     error: Annotated[
         int,
-        Help("After a rank failed and torchrun has used up `retries`."),
+        Help("Restarts after any other rank failure, once torchrun has used up `retries`."),
         Bounds(0, 10_000),
     ] = 0
 
@@ -43,18 +52,18 @@ class Container:
 
     image: Annotated[
         str,
-        Help("Image: a file that every node can read, or an address that the runtime accepts."),
+        Help("Container image: a file that all nodes can read, or an address to pull from."),
         NOT_EMPTY,
     ]
     runtime: Annotated[
         Literal["pyxis", "apptainer"],
-        Help("Container runtime: Pyxis with enroot, through options of srun, or Apptainer."),
+        Help("Container runtime: `pyxis` (with enroot, through srun options) or `apptainer`."),
     ] = "pyxis"
     mounts: Annotated[
         tuple[str, ...],
         Help(
-            "Additional folders to mount, as `FOLDER` or `FOLDER:INSIDE`. The folders of the run "
-            "and of the job file are always mounted.",
+            "Additional folders to mount, as `FOLDER` or `FOLDER:INSIDE`. The run folder and the "
+            "job file's folder are always mounted.",
             "[/scratch]",
         ),
     ] = ()
@@ -67,14 +76,15 @@ class Options:
     host: Annotated[
         str | None,
         Help(
-            "Login node to submit from, as a host name or alias of `ssh`. Default: this machine.",
+            "Login node to submit from: a host name or `ssh` alias. Default: this machine.",
             example="login1",
         ),
     ] = None
     folder: Annotated[
         str | None,
         Help(
-            "With `host`: the folder on it for runs and bundles, which every node can read.",
+            "With `host`: folder on that host for runs and bundles. Every node must be able to "
+            "read the folder.",
             example="/shared/ada/deploykit",
         ),
     ] = None
@@ -82,18 +92,18 @@ class Options:
     account: Annotated[str | None, Help("Account to charge. Default: yours.")] = None
     qos: Annotated[str | None, Help("Quality of service. Default: the site's.")] = None
     constraint: Annotated[
-        str | None, Help("Features that the nodes must have.", example='"a100&nvlink"')
+        str | None, Help("Node features to require.", example='"a100&nvlink"')
     ] = None
-    reservation: Annotated[str | None, Help("Reservation to run in.")] = None
-    nodelist: Annotated[str | None, Help("Nodes that must be used.", example="node[01-02]")] = None
-    exclude: Annotated[str | None, Help("Nodes that must not be used.", example="node07")] = None
+    reservation: Annotated[str | None, Help("Reservation to use.")] = None
+    nodelist: Annotated[str | None, Help("Nodes to use.", example="node[01-02]")] = None
+    exclude: Annotated[str | None, Help("Nodes to avoid.", example="node07")] = None
     exclusive: Annotated[bool, Help("Do not share the nodes with other jobs.")] = False
     gres_style: Annotated[
         Literal["gpus-per-node", "gres"],
-        Help("How the site expects GPU requests: `--gpus-per-node=N` or `--gres=gpu:N`."),
+        Help("How to request GPUs: with `--gpus-per-node=N` or with `--gres=gpu:N`."),
     ] = "gpus-per-node"
     licenses: Annotated[
-        str | None, Help("Licenses that the job needs, as the site names them.", example="matlab:2")
+        str | None, Help("Licenses to request, by the site's names.", example="matlab:2")
     ] = None
     mail_type: Annotated[
         str | None, Help("Events for which Slurm sends mail.", example='"END,FAIL"')
@@ -102,28 +112,37 @@ class Options:
     after: Annotated[
         Mapping[Annotated[str, RUN], Literal["succeeded", "failed", "ended"]],
         Help(
-            "Runs that must end before this one starts, by run id, and how each must end. If one "
-            "ends differently, Slurm cancels this run.",
+            "Runs that must end before this run starts, and how each must end, by run id. If a "
+            "run ends differently, Slurm cancels this run.",
             example="{prepare-1: succeeded}",
         ),
     ] = field(default_factory=dict)
     array: Annotated[
         int | None,
         Help(
-            "Number of tasks of a job array. Each task reads its number, from 0, from "
-            "`SLURM_ARRAY_TASK_ID`, and has a folder of that name in output and checkpoints."
+            "Number of tasks in a job array. Each task finds its number, counted from 0, in "
+            "`SLURM_ARRAY_TASK_ID`, and uses the subfolder with that name in output and "
+            "checkpoints."
         ),
         Bounds(1, 1_000_000),
     ] = None
     at_once: Annotated[
-        int | None, Help("Tasks of the array that may run at the same time."), Bounds(1)
+        int | None, Help("Maximum number of array tasks that run at the same time."), Bounds(1)
     ] = None
+    tasks: Annotated[
+        tuple[Annotated[int, Bounds(0, 999_999)], ...],
+        Help(
+            "Run only these tasks of the array, by number. `deploykit rerun RUN --failed` sets "
+            "this.",
+            example="[2, 5]",
+        ),
+    ] = ()
     python: Annotated[
         str | None,
         Help(
-            "Python on the nodes that runs the trainer; `~/` is your home there. Default: that of "
-            "the environment that `setup` or `modules` activate, else the one that runs "
-            "deploykit, or `python3` with `host` or in a container. See also `environment`.",
+            "Python that runs the trainer on the nodes; `~/` is your home folder there. Default: "
+            "the Python that `setup` or `modules` activates, else `python3` with `host` or in a "
+            "container, else the Python that runs deploykit. See also `environment`.",
             example="/shared/venv/bin/python",
         ),
     ] = None
@@ -133,27 +152,31 @@ class Options:
     setup: Annotated[
         tuple[str, ...],
         Help(
-            "Shell lines that the batch script runs before srun. A failing line ends the job.",
+            "Shell lines to run in the batch script before srun. A failing line ends the job.",
             "[ulimit -c 0]",
         ),
     ] = ()
-    container: Annotated[Container | None, Help("Container to run in. Default: none.")] = None
+    container: Annotated[Container | None, Help("Container to run the job in. Default: none.")] = (
+        None
+    )
     signal_seconds: Annotated[
         int | None,
         Help(
-            "Seconds before the time limit at which the job gets SIGUSR2. Slurm may send it up to "
-            "60 s early. Default: 90, or half of a short time limit."
+            "How many seconds before the time limit Slurm sends SIGUSR2 to the job. The signal "
+            "can arrive up to 60 s early. Default: 90, or half of a short time limit."
         ),
         Bounds(1, 65535, "s"),
     ] = None
     restarts: Annotated[
-        Restarts, Help("How often the job may be restarted, by reason. All 0: never.")
+        Restarts,
+        Help("Maximum number of restarts by reason. If all are 0, the job never restarts."),
     ] = field(default_factory=Restarts)
     checkpoint_folder: Annotated[
         str | None,
         Help(
-            "Folder of each node for checkpoints that go to a bucket, such as a local disk; may "
-            "name variables of the nodes. Default: the run's folder, which all nodes share.",
+            "Folder on each node, for example on a local disk, for checkpoints to upload to a "
+            "bucket. The path can contain the node's variables. Default: the run's folder, which "
+            "all nodes share.",
             example="/scratch",
         ),
         NOT_EMPTY,
@@ -161,8 +184,8 @@ class Options:
     site: Annotated[
         str | None,
         Help(
-            "Site profile to check against: a cluster's name or a file. "
-            "`deploykit backends slurm --probe` writes one on the cluster.",
+            "Site profile to check the job against: a cluster's name or a file. On the cluster, "
+            "`deploykit backends slurm --probe` writes a profile.",
             example="prod",
         ),
         NOT_EMPTY,
@@ -170,8 +193,9 @@ class Options:
     price: Annotated[
         str | None,
         Help(
-            "What the site charges, for `deploykit cost` and `max_cost`. With `billing-hour`, "
-            "the partition's TRESBillingWeights in the site profile apply. Default: nothing.",
+            "Price that the site charges, for `deploykit cost` and `max_cost`. With "
+            "`billing-hour`, the partition's TRESBillingWeights in the site profile apply. "
+            "Default: no charge.",
             example="2.10 USD/gpu-hour",
         ),
         PRICE,
@@ -179,17 +203,24 @@ class Options:
     extra: Annotated[
         Mapping[Annotated[str, OPTION], str],
         Help(
-            "Other options of sbatch, by their long names; use an empty value for a flag.",
+            "Other sbatch options, by their long names; use an empty value for a flag.",
             example='{nice: "100", contiguous: ""}',
         ),
     ] = field(default_factory=dict)
     srun: Annotated[
         tuple[Annotated[str, SRUN], ...],
         Help(
-            "Other options of the srun that starts the launchers, such as HyperPod's.",
+            "Other options for the srun command that starts the launchers.",
             example="[--auto-resume=1]",
         ),
     ] = ()
+
+    def allowed(self, job: JobSpec) -> Restarts:
+        """How often the job may be restarted: only the policy `cause` knows what passes."""
+        policy = job.restarts.policy if job.restarts else "cause"
+        if policy == "never":
+            return Restarts(0, 0, 0, 0, 0)
+        return self.restarts if policy == "cause" else replace(self.restarts, transient=0)
 
     def run_folder(self, run: str) -> Path:
         """The path of a run's folder on the nodes."""

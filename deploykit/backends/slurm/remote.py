@@ -102,12 +102,12 @@ def run(host: str, script: str, data: bytes | None = None) -> tuple[int, bytes, 
             reason = shown.strip().partition("\n")[0]
             progress.warn(f"ssh {host}: {reason}; retrying")
         time.sleep(pause)
-    hint = f"try `{shell.command('ssh', '--', host, 'true')}`, then the same command again"
+    hint = f"check `{shell.command('ssh', '--', host, 'true')}`, then run the same command again"
     if _LOGIN_DENIED.search(err):
         socket = [option for option in connection_options(host) if "ControlPath" in option]
         hint = (
-            "if the login asks for a password or a second factor, open a connection yourself, "
-            f"and deploykit will use it: {shell.command('ssh', '-fNM', *socket, '--', host)}"
+            "if the login requires a password or a second factor, open a connection for deploykit "
+            f"to use: {shell.command('ssh', '-fNM', *socket, '--', host)}"
         )
     raise BackendUnavailable(f"ssh {host}: {shown.strip() or 'the connection was lost'}", hint=hint)
 
@@ -173,7 +173,7 @@ _SCRIPT = "plan.sh"
 _LOCK_HELD = 75
 _FOREIGN_OWNER = 73
 """Exit codes of our own scripts: another submit holds the lock, another user owns the folder."""
-_NARROWED = "it was accessible to other users; its mode is now 0700"
+_NARROWED = "the folder was accessible to other users; its mode is now 0700"
 _ENTER = (
     "umask 077; mkdir -p {folder} && cd {folder} && {{ [ -O . ] || exit 73; }} && "
     f'case "$(stat -c %a .)" in *00) ;; *) chmod go= . && echo "{_NARROWED}" >&2;; esac'
@@ -265,12 +265,12 @@ def _do(host: str, home: Path, script: str, data: bytes | None = None) -> bytes:
         return out
     if code == _FOREIGN_OWNER:
         raise CannotWrite(
-            f"{host}: {home} belongs to another user, who could change what runs as you",
-            hint="set slurm.folder to a folder of your own",
+            f"{host}: {home} belongs to another user, who could change the code that you run",
+            hint="set slurm.folder to a folder that you own",
         )
-    message = f"{host}: {err.strip() or f'a step of the submit failed with exit code {code}'}"
+    message = f"{host}: {err.strip() or f'a command of the submit failed with exit code {code}'}"
     if "denied" in err:
-        raise NotPermitted(message, hint="set slurm.folder to a folder that you may write to")
+        raise NotPermitted(message, hint="set slurm.folder to a folder that you can write to")
     raise TryAgain(message, hint=f"submit again; if that fails too, check slurm.folder on {host}")
 
 
@@ -303,7 +303,7 @@ def find_job(remote: RemoteFolder) -> str | None:
     )
     code, out, err = run(remote.host, script)
     if code:
-        raise BackendUnavailable(f"{remote.host}: {err.strip() or 'a submit is in progress there'}")
+        raise BackendUnavailable(f"{remote.host}: {err.strip() or 'another submit is in progress'}")
     return job_id(out)
 
 
@@ -403,7 +403,7 @@ def _tar(remote: RemoteFolder, local: Path, patterns: Sequence[str], *, growing:
             with tarfile.open(fileobj=io.BytesIO(out)) as archive:
                 untar.extract_all(archive, copy, skip_unsafe=True)
         except (tarfile.TarError, zlib.error, EOFError, OSError, LookupError, ValueError) as error:
-            raise BackendUnavailable(f"{remote.host} sent no usable archive: {error}") from error
+            raise BackendUnavailable(f"{remote.host} sent an invalid archive: {error}") from error
         matching = [path for pattern in patterns for path in copy.glob(pattern)]
         files = [path for path in matching if path.is_symlink() or path.is_file()]
         names = {path.relative_to(copy) for path in files if str(path).isprintable()}
@@ -477,11 +477,18 @@ def download(
     if remote is None:
         return
     root = files[0].address.removeprefix(f"{remote.host}:").removesuffix(f"/{files[0].name}")
+    if not (_can_rsync(remote.host) and _rsync_files(remote.host, root, files, folder, done)):
+        _without_rsync.add(remote.host)
+        _tar_files(remote.host, root, files, folder, done)
+
+
+@contextlib.contextmanager
+def _names(files: Sequence[RemoteFile]) -> Iterator[IO[bytes]]:
+    """The names of files, for the standard input of rsync or tar."""
     with tempfile.TemporaryFile() as names:
         names.write(b"\0".join(os.fsencode(file.name) for file in files))
-        if not (_can_rsync(remote.host) and _rsync_files(remote.host, root, names, folder, done)):
-            _without_rsync.add(remote.host)
-            _tar_files(remote.host, root, names, folder, done)
+        names.seek(0)
+        yield names
 
 
 def _can_rsync(host: str) -> bool:
@@ -489,10 +496,9 @@ def _can_rsync(host: str) -> bool:
 
 
 def _rsync_files(
-    host: str, root: str, names: IO[bytes], folder: Path, done: Callable[[int], None]
+    host: str, root: str, files: Sequence[RemoteFile], folder: Path, done: Callable[[int], None]
 ) -> bool:
     """Return whether rsync exists there. Raises TryAgain if it began and did not end well."""
-    names.seek(0)
     command = [
         *("rsync", _rsh(host), "--protect-args", "--times"),
         *("--partial-dir=.deploykit-partial", "--out-format=%l", "--files-from=-", "--from0"),
@@ -508,7 +514,8 @@ def _rsync_files(
                 began = True
                 done(int(line))
 
-    code, complaint = shell.streamed(command, names, count)
+    with _names(files) as names:
+        code, complaint = shell.streamed(command, names, count)
     if code in _RSYNC_IMPOSSIBLE and not began:
         return False
     if code:
@@ -517,10 +524,10 @@ def _rsync_files(
 
 
 def _tar_files(
-    host: str, root: str, names: IO[bytes], folder: Path, done: Callable[[int], None]
+    host: str, root: str, files: Sequence[RemoteFile], folder: Path, done: Callable[[int], None]
 ) -> None:
     """Raises TryAgain if the stream ends early."""
-    names.seek(0)
+    times = {file.name: file.modified for file in files}
     script = f"cd -- {shlex.quote(root)} && exec tar -cf - --no-recursion --null -T -"
 
     def extract(stream: IO[bytes]) -> None:
@@ -528,18 +535,21 @@ def _tar_files(
             pass  # what the user's start-up files print
         with tarfile.open(fileobj=stream, mode="r|") as archive:
             for member in archive:
-                _extract(archive, member, folder)
+                _extract(archive, member, folder, times.get(member.name, member.mtime))
                 done(member.size)
 
     try:
-        code, complaint = shell.streamed(argv(host, script), names, extract)
+        with _names(files) as names:
+            code, complaint = shell.streamed(argv(host, script), names, extract)
     except tarfile.TarError as error:
         raise _interrupted(host, str(error)) from error
     if code:
         raise _interrupted(host, complaint or f"tar exited with code {code}")
 
 
-def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+def _extract(
+    archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, modified: float
+) -> None:
     """Write a regular file under a temporary name first."""
     content = archive.extractfile(untar.checked(member, folder))
     if content is None:
@@ -548,11 +558,12 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) ->
     part = path.with_name(f".{path.name}.part")
     with content, part.open("wb") as file:
         shutil.copyfileobj(content, file)
+    os.utime(part, (modified, modified))
     part.replace(path)
 
 
 def _interrupted(host: str, why: str) -> TryAgain:
     return TryAgain(
         f"{host}: the download was interrupted: {_without_verbose(why)}",
-        hint="run the same command again; complete files are not copied again",
+        hint="run the same command again to copy the missing files",
     )

@@ -69,7 +69,7 @@ def submit(plan: Plan, folder: Path) -> Handle:
     else:
         send = partial(_sbatch_remotely, plan.text, remote.deliver(plan, folder))
     if plan.options.array is not None:
-        paths.write(folder / "array", f"{plan.options.array}\n")
+        paths.write(folder / "array", arrays.record(plan.options))
     paths.write(folder / "cluster", commands.setting("ClusterName", host) + "\n")
     again = f"`deploykit submit --run {plan.run}` with the same job"
     look = partial(_find_job, plan.run, folder, plan.target)
@@ -104,7 +104,7 @@ def _queue(
         raise commands.error_for(text)
     raise TryAgain(
         f"Slurm did not respond, so the job may or may not be queued: {commands.in_one_line(text)}",
-        hint=f"{again} finds it or queues it once",
+        hint=f"run {again} to find the job, or to queue it if it does not exist",
     )
 
 
@@ -121,7 +121,7 @@ def _warn_if_blocked(run: str, job: str, host: str | None) -> Status | None:
     if not states.never_starts(reason):
         return None
     sentence = states.sentence(reason)
-    remove = f"to remove it: deploykit cancel {run}"
+    remove = f"run `deploykit cancel {run}` to remove the job"
     progress.warn(f"warning: {run} is queued, but {sentence}; {remove}")
     return Status(State.BLOCKED, "PENDING", sentence)
 
@@ -137,9 +137,8 @@ def check_prerequisites(plan: Plan) -> None:
     # submitit opens its files in the locale's encoding
     if not plan.text.isascii() and locale.getencoding().lower() != "utf-8":
         raise SubmitRefused(
-            "the script contains characters that may be impossible to encode in "
-            f"{locale.getencoding()}",
-            hint="export LC_ALL=C.UTF-8",
+            f"the script contains characters that cannot be encoded in {locale.getencoding()}",
+            hint="run `export LC_ALL=C.UTF-8`",
         )
 
 
@@ -197,11 +196,11 @@ def _find_job(run: str, folder: Path, target: str) -> str | None:
     remote_folder = remote.recorded_folder(folder)
     if remote_folder is None and target != commands.LOCALHOST:
         if not folder.exists():
-            raise BackendUnavailable(f"{folder}, which recorded the login node, was deleted")
+            raise BackendUnavailable(f"the login node is unknown: {folder} was deleted")
         return None  # the submit was interrupted before anything was copied
     host = None if remote_folder is None else remote_folder.host
     if (problem := commands.wrong_cluster(folder, host)) is not None:
-        raise BackendUnavailable(problem, hint="run this command on a machine of that cluster")
+        raise BackendUnavailable(problem, hint="run this command on a machine in that cluster")
     if remote_folder is None:
         job = arrays.claimed_by(folder) or arrays.job_id(folder) or _find_in_array(folder)
         return job or find_by_name(run, None, f"{folder}/source")
@@ -275,7 +274,8 @@ def submit_array(plans: Sequence[Plan], folder: Path, name: str, at_once: int) -
 
 def _array_script(plan: Plan, folder: Path, name: str, tasks: str) -> str:
     """The batch script of the array: the directives of one of its runs, but for their places."""
-    values = script.parameters(plan.job, plan.options, name, folder)
+    restarts = plan.options.allowed(plan.job)
+    values = script.parameters(plan.job, plan.options, name, folder, restarts)
     values["additional_parameters"] |= {
         "array": tasks,
         "chdir": str(folder),

@@ -16,7 +16,7 @@ from typing import Any
 
 from deploykit.backends import base as backend
 from deploykit.backends.slurm import arrays
-from deploykit.backends.slurm.options import Container, Options
+from deploykit.backends.slurm.options import Container, Options, Restarts
 from deploykit.cost import cap
 from deploykit.job import environments
 from deploykit.job.model import Bundle, JobSpec, Plan
@@ -32,12 +32,12 @@ _SUBMITIT_ONLY = {
 """Parameters of submitit that are not options of sbatch."""
 
 _SETUP = (
-    "# single quotes below are literal text",
+    "# text in single quotes below is literal",
     "# shellcheck disable=SC1003,SC1097,SC1112,SC2016,SC2088",
 )
 
 _FAIL = """\
-# A line of slurm.setup that fails ends the job. Lines of the files that it reads may fail.
+# A failing line of slurm.setup ends the job; a failing line in a sourced file does not.
 setup_failed() {
     [ "$3" -gt 1 ] && return
     echo "deploykit: the job cannot start: slurm.setup failed with exit code $1: $2"
@@ -58,14 +58,15 @@ _DEPENDENCIES = {"succeeded": "afterok", "failed": "afternotok", "ended": "after
 
 def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
     """Render the batch script. Needs no Slurm on this machine."""
-    folder = options.run_folder(run)
+    folder, restarts = options.run_folder(run), options.allowed(job)
     output = job.output or str(folder / "output")
     return Plan(
         backend="slurm",
         target=options.host or "localhost",
         run=run,
         text=batch_script(
-            parameters(job, options, run, folder), command(job, options, run, folder)
+            parameters(job, options, run, folder, restarts),
+            command(job, options, run, folder, restarts),
         ),
         language="sh",
         job=job,
@@ -94,7 +95,9 @@ def _directive(name: str, value: Any) -> str:
     return f"#SBATCH --{dashed}" + ("" if value is True else f"={shlex.quote(str(value))}")
 
 
-def parameters(job: JobSpec, options: Options, run: str, folder: Path) -> dict[str, Any]:
+def parameters(
+    job: JobSpec, options: Options, run: str, folder: Path, restarts: Restarts
+) -> dict[str, Any]:
     """The parameters for submitit's renderer: its own, and options of sbatch by their names.
 
     `folder` is the path of the run's folder on the nodes. None for `wckey` removes a default of
@@ -119,14 +122,14 @@ def parameters(job: JobSpec, options: Options, run: str, folder: Path) -> dict[s
         **{name: value or True for name, value in options.extra.items()},
         "chdir": str(folder / "source"),
         "output": str(folder / "logs" / ("slurm-%a.log" if options.array else "slurm.log")),
-        "requeue" if may_restart(options) else "no-requeue": True,
+        "requeue" if any(dataclasses.astuple(restarts)) else "no-requeue": True,
         "reservation": options.reservation,
         "licenses": options.licenses,
         **_dependencies(options),
     }
     if options.array is not None:
         limit = f"%{options.at_once}" if options.at_once else ""
-        additional["array"] = f"0-{options.array - 1}{limit}"
+        additional["array"] = f"{arrays.numbered(options)}{limit}"
     if job.resources.min_nodes is not None:
         additional |= {"no-kill": True, "mincpus": job.resources.cpus_per_node}
     return {
@@ -144,7 +147,8 @@ def function_parameters(job: JobSpec, options: Options) -> dict[str, Any]:
 
     submitit adds its own command, log files and working directory; each process is a task of srun.
     """
-    values = parameters(job, options, job.name, options.run_folder(job.name))
+    folder, restarts = options.run_folder(job.name), options.allowed(job)
+    values = parameters(job, options, job.name, folder, restarts)
     for name in ("chdir", "output"):
         del values["additional_parameters"][name]
     cpus, processes = job.resources.cpus_per_node, job.resources.processes
@@ -207,11 +211,6 @@ def _escaped(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def may_restart(options: Options) -> bool:
-    """Whether the job may be restarted for any reason."""
-    return any(dataclasses.astuple(options.restarts))
-
-
 def _minutes(job: JobSpec) -> int:
     """The time limit in whole minutes, rounded up, as Slurm takes it."""
     return -(-job.resources.time_limit // 60)
@@ -221,15 +220,15 @@ def _notice(job: JobSpec, options: Options) -> int:
     return options.signal_seconds or min(_NOTICE, _minutes(job) * 30)
 
 
-def command(job: JobSpec, options: Options, run: str, folder: Path) -> str:
+def command(job: JobSpec, options: Options, run: str, folder: Path, restarts: Restarts) -> str:
     """The shell commands below the directives."""
     environment = backend.in_folder(job, "slurm", run, folder)
     run_folder = environment.pop("DEPLOYKIT_RUN_DIR")
     if options.checkpoint_folder:
         environment["DEPLOYKIT_CHECKPOINT_FOLDER"] = options.checkpoint_folder
-    if may_restart(options):
+    if any(dataclasses.astuple(restarts)):
         environment["DEPLOYKIT_NOTICE"] = str(_notice(job, options))
-        environment["DEPLOYKIT_RESTARTS"] = json.dumps(dataclasses.asdict(options.restarts))
+        environment["DEPLOYKIT_RESTARTS"] = json.dumps(dataclasses.asdict(restarts))
     if job.stop_at_cap:
         from deploykit.backends.slurm import site  # few jobs need what a cluster charges
 
@@ -243,19 +242,22 @@ def command(job: JobSpec, options: Options, run: str, folder: Path) -> str:
         *_exports(dict(sorted(environment.items())), options),
         "",
         *(environments.comment(installed) if installed else []),
-        *_steps(job, options, folder),
+        *_steps(job, options, folder, survives=bool(restarts.node_failure)),
     ]
     # sbatch refuses a script with DOS line endings, even inside a quoted value
     return "\n".join(lines).replace("\r", "'$'\\r''")
 
 
-def _steps(job: JobSpec, options: Options, folder: Path) -> list[str]:
-    """Lines that start the launchers: one step for all nodes, or one for each that may be lost."""
+def _steps(job: JobSpec, options: Options, folder: Path, *, survives: bool) -> list[str]:
+    """Lines that start the launchers: one step for all nodes, or one for each that may be lost.
+
+    `survives`: whether the job is restarted after the failure of a node.
+    """
     srun = ["srun", *_SRUN_OPTIONS, *_srun(job, options, folder)]
     launcher = f"    {_launcher(job, options, folder)}"
     if job.resources.min_nodes is None:
         output = '    --output="$DEPLOYKIT_RUN_DIR/logs/node-%t.log" --open-mode=append \\'
-        watched = job.resources.nodes > 1 and options.restarts.node_failure
+        watched = survives and job.resources.nodes > 1
         before = [template("slurm_restarted_node.sh")] if watched else []
         step = shlex.join(srun if watched else ["exec", *srun])
         return [*before, f"{step} \\", output, launcher]
@@ -340,7 +342,7 @@ def _with_python(lines: list[str], job: JobSpec, options: Options) -> list[str]:
     return [
         "before=$(command -v python3)",
         *lines,
-        "# an environment that was activated brings its own Python",
+        "# an activated environment provides its own Python",
         "python=$(command -v python3)",
         f'[ "$python" != "$before" ] || python={default_python(options)}',
         *("export python", ""),

@@ -21,7 +21,7 @@ from typing import Literal
 
 from deploykit.backends.base import Profile
 from deploykit.backends.slurm import commands
-from deploykit.backends.slurm.options import Options, Restarts
+from deploykit.backends.slurm.options import Options
 from deploykit.cost import money
 from deploykit.cost.estimate import Charge, Estimate, Seconds
 from deploykit.job.decode import decode, read_json, whole
@@ -52,9 +52,9 @@ class NodeGroup:
 
     @property
     def description(self) -> str:
-        """``3 of 4 nodes usable, each 8 CPUs, 8000 MiB, 2 GPUs``."""
+        """``3 of 4 nodes usable, each with 8 CPUs, 8000 MiB, 2 GPUs``."""
         resources = f"{self.cpus} CPUs, {self.memory} MiB, {self.gpus} GPUs"
-        return f"{self.usable} of {self.count} nodes usable, each {resources}"
+        return f"{self.usable} of {self.count} nodes usable, each with {resources}"
 
     @property
     def amounts(self) -> dict[str, int]:
@@ -171,7 +171,7 @@ def load(name: str) -> Site:
     try:
         data = read_json(path)
     except (OSError, ValueError) as error:
-        raise NotFound(f"{path} is not a site profile, or cannot be read", hint=hint) from error
+        raise NotFound(f"{path} cannot be read or is not a site profile", hint=hint) from error
     site, problems = decode(Site, data)
     if site is None:
         problem = problems[0]
@@ -299,7 +299,7 @@ _MIB = 1024**2
 
 def problems(job: JobSpec, options: Options, site: Site) -> Iterator[Problem]:
     """Yield what the site would reject, or never start, and name its profile. Pure."""
-    profile = f"the profile of {site.cluster} ({site.created[:10]})"
+    profile = f"site profile of {site.cluster} ({site.created[:10]})"
     for problem in rejections(job, options, site):
         yield problem._replace(message=f"{profile}: {problem.message}")
 
@@ -309,10 +309,10 @@ def rejections(job: JobSpec, options: Options, site: Site) -> Iterator[Problem]:
     partition = site.partition(options.partition)
     if partition is None:
         names = [partition.name for partition in site.partitions]
-        hint = did_you_mean(options.partition or "", names) or f"one of {', '.join(names)}"
-        chosen = (
-            f"no partition {options.partition!r}" if options.partition else "no default partition"
-        )
+        hint = did_you_mean(options.partition or "", names) or f"use one of {', '.join(names)}"
+        chosen = "the cluster has no default partition"
+        if options.partition:
+            chosen = f"partition {options.partition!r} does not exist"
         yield Problem("slurm.partition", chosen, hint)
         # the other problems depend on the partition that was meant
         partition = site.partition(nearest(options.partition or "", names))
@@ -333,20 +333,20 @@ def _check_partition(job: JobSpec, options: Options, partition: Partition) -> It
     longest, most = partition.max_seconds, partition.max_nodes
     if longest is not None and resources.time_limit > longest:
         message = f"{name} has a time limit of {longest} s"
-        yield Problem("resources.time_limit", message, f"at most {longest}s")
+        yield Problem("resources.time_limit", message, f"use at most {longest}s")
     if most is not None and resources.nodes > most:
-        message = f"{name} allows at most {most} nodes for each job"
-        yield Problem("resources.nodes", message, f"at most {most}")
+        message = f"{name} allows at most {most} nodes per job"
+        yield Problem("resources.nodes", message, f"use at most {most}")
     if resources.nodes < partition.min_nodes:
-        message = f"{name} requires at least {partition.min_nodes} nodes for each job"
-        yield Problem("resources.nodes", message, f"at least {partition.min_nodes}")
+        message = f"{name} requires at least {partition.min_nodes} nodes per job"
+        yield Problem("resources.nodes", message, f"use at least {partition.min_nodes}")
     for key, chosen, allowed in (
         ("account", options.account, partition.accounts),
         ("qos", options.qos, partition.qos),
     ):
         if chosen is not None and allowed is not None and chosen not in allowed:
             message = f"{name} does not allow the {key} {chosen!r}"
-            yield Problem(f"slurm.{key}", message, f"one of {', '.join(allowed)}")
+            yield Problem(f"slurm.{key}", message, f"use one of {', '.join(allowed)}")
 
 
 def _check_features_of_site(job: JobSpec, options: Options, site: Site) -> Iterator[Problem]:
@@ -356,11 +356,11 @@ def _check_features_of_site(job: JobSpec, options: Options, site: Site) -> Itera
         message = "the site does not support --gpus-per-node"
         yield Problem("slurm.gres_style", message, "set it to gres")
     if options.array is not None and options.array > site.max_array_size:
-        message = f"an array has at most {site.max_array_size} tasks"
+        message = f"an array can have at most {site.max_array_size} tasks"
         yield Problem("slurm.array", message, "submit several smaller arrays")
     if options.container is not None and options.container.runtime == "pyxis" and not site.pyxis:
-        message = "Pyxis is not installed: srun has no --container-image"
-        yield Problem("slurm.container.runtime", message, "apptainer, if the nodes have it")
+        message = "Pyxis is not installed: srun has no --container-image option"
+        yield Problem("slurm.container.runtime", message, "use apptainer, if it is installed")
     if job.resources.memory is not None and not site.has_memory:
         message = "slurm.conf does not configure the nodes' memory, so jobs cannot request it"
         yield Problem("resources.memory", message, "remove it")
@@ -373,9 +373,9 @@ def _check_nodes(
     groups, resources = site.nodes(partition.name), job.resources
     cores = max((group.cpus for group in groups), default=0)
     if groups and not resources.gpus_per_node and resources.processes > cores:
-        message = f"{resources.processes} ranks would share the {cores} CPUs of a node"
+        message = f"{resources.processes} ranks per node would share {cores} CPUs"
         path = "resources.processes_per_node"
-        yield Problem(path, message, f"at most {cores}", severity="warning")
+        yield Problem(path, message, f"use at most {cores}", severity="warning")
     requests = _requests(job, site)
     # Slurm itself checks a constraint with other operators than &
     conjunction = re.fullmatch(r"[\w.-]+(&[\w.-]+)*", options.constraint or "")
@@ -387,10 +387,10 @@ def _check_nodes(
     name = f"partition {partition.name}"
     if total < resources.nodes:
         what = "nodes" if missing else "nodes with the requested resources"
-        hint = f"at most {total}" if total else "request less"
-        yield Problem("resources.nodes", f"{name} has {total} {what}", hint)
+        hint = f"use at most {total}" if total else "request fewer resources"
+        yield Problem("resources.nodes", f"{name} has only {total} {what}", hint)
     elif usable < resources.nodes:
-        message = f"{name}: {usable} of the {total} suitable nodes were usable; the job may wait"
+        message = f"only {usable} of {total} suitable nodes are usable now, so the job may wait"
         yield Problem("resources.nodes", message, severity="warning")
 
 
@@ -401,16 +401,16 @@ def _missing(
     groups: Iterable[NodeGroup],
 ) -> Iterator[Problem]:
     """Resources and features that no node of the partition has."""
-    nowhere = f"no node of partition {partition.name} has"
+    nowhere = f"no node in partition {partition.name} has"
     names = {"gpus_per_node": "GPUs", "cpus_per_node": "CPUs", "memory": "MiB of memory"}
     for key, amount in requests.items():
         most = max((group.amounts[key] for group in groups), default=0)
         if amount > most:
-            hint = f"at most {most}" if most else "choose another partition"
+            hint = f"use at most {most}" if most else "choose another partition"
             yield Problem(f"resources.{key}", f"{nowhere} {amount} {names[key]}", hint)
     available = {name for group in groups for name in group.features}
     if absent := features - available:
-        hint = f"one of {', '.join(sorted(available))}" if available else "remove it"
+        hint = f"use one of {', '.join(sorted(available))}" if available else "remove it"
         yield Problem("slurm.constraint", f"{nowhere} {', '.join(sorted(absent))}", hint)
 
 
@@ -454,17 +454,16 @@ def cost(job: JobSpec, options: Options) -> Estimate:
     written, _, unit = options.price.partition("/")
     price, per = money.parse(written), unit.removesuffix("-hour").lower()
     try:
-        count = _quantity(job, options, per) * (options.array or 1)
+        count = _quantity(job, options, per) * (len(options.tasks) or options.array or 1)
     except _Unknown as error:
         return Estimate(unknown=(str(error),), currency=price.currency)
-    allowed: Restarts = options.restarts
-    starts = 1 + allowed.time_limit + allowed.preemption + allowed.node_failure + allowed.error
+    starts = 1 + sum(dataclasses.astuple(options.allowed(job)))
     limit = job.resources.time_limit
     rounded = -(-limit // 60) * 60  # Slurm keeps it in whole minutes
     spans = f"{units.exact_span(rounded)} and {units.exact_span(_LATE)} to end"
     notes = ["low and likely: one attempt that uses its whole time limit"]
     if starts > 1:
-        worst = "worst: every restart that slurm.restarts allows, each with its whole time limit"
+        worst = "worst: every restart that slurm.restarts allows, each for its whole time limit"
         notes.append(worst)
     charge = Charge(
         what=f"{count.normalize():f} {_UNIT_NAMES[per]}",
@@ -487,39 +486,42 @@ def _quantity(job: JobSpec, options: Options, per: str) -> Decimal:
         return Decimal(resources.nodes)
     changed = [name for name in options.extra if re.fullmatch(_RESIZE, name)]
     if changed:
-        raise _Unknown(f"the number of {_UNIT_NAMES[per]}: slurm.extra sets {changed[0]}")
+        raise _Unknown(
+            f"slurm.extra sets {changed[0]}, which changes the number of {_UNIT_NAMES[per]}"
+        )
     if options.exclusive:
         raise _Unknown(
-            f"the number of {_UNIT_NAMES[per]}: with slurm.exclusive the job is charged by whole "
-            "nodes; set the price of a node-hour"
+            "with slurm.exclusive the job pays for whole nodes; set a price per node-hour"
         )
     if per == "gpu":
         return Decimal(resources.nodes * resources.gpus_per_node)
     if per == "billing":
         return _billing(job, options)
     if resources.cpus_per_node is None:
-        raise _Unknown("the number of CPU cores: set resources.cpus_per_node")
+        raise _Unknown("resources.cpus_per_node is not set")
     return Decimal(resources.nodes * resources.cpus_per_node)
 
 
 def _billing(job: JobSpec, options: Options) -> Decimal:
     """The billing units of the job, by the weights of its partition. Raises _Unknown."""
     if options.site is None:
-        probe = "`deploykit backends slurm --probe`, then slurm.site"
-        raise _Unknown(f"the billing weights of the partition: {probe}")
+        raise _Unknown(
+            "the partition's billing weights are unknown; run `deploykit backends slurm --probe`, "
+            "and set slurm.site"
+        )
     try:
         profile = load(options.site)
     except NotFound as error:
-        raise _Unknown(f"the billing weights of the partition: {error}") from error
+        raise _Unknown(str(error)) from error
     partition = profile.partition(options.partition)
     if partition is None or not partition.billing_weights:
         name = options.partition or "the default partition"
-        raise _Unknown(f"the billing weights of {name}: the site profile has none")
+        raise _Unknown(f"the site profile has no billing weights for {name}")
     try:
         weights = billing_weights(partition.billing_weights)
         return billing_units(weights, job.resources, largest=profile.max_tres)
     except ValueError as error:
-        raise _Unknown(f"the billing units: {error}") from error
+        raise _Unknown(str(error)) from error
 
 
 def billing_weights(text: str) -> dict[str, Decimal]:
@@ -528,7 +530,7 @@ def billing_weights(text: str) -> dict[str, Decimal]:
     for part in text.split(","):
         match = re.fullmatch(_WEIGHT, part.strip())
         if match is None:
-            raise ValueError(f"the weight {part[:40]!r} cannot be parsed")
+            raise ValueError(f"invalid billing weight {part[:40]!r}")
         name, number, unit = match[1].lower(), Decimal(match[2]), match[3]
         size = Decimal(1024) ** ("KMGTP".index(unit) - 1) if unit else Decimal(1)
         weight_by_name[name] = number / size
@@ -553,10 +555,10 @@ def billing_units(
         if not weight:
             continue
         if name not in amounts:
-            raise ValueError(f"the partition charges for {name}, which the job file does not set")
+            raise ValueError(f"the partition charges for {name}, which a job file cannot set")
         amount = amounts[name]
         if amount is None:
             key = "cpus_per_node" if name == "cpu" else "memory"
-            raise ValueError(f"set resources.{key}, which the site charges for")
+            raise ValueError(f"the site charges for resources.{key}, which is not set")
         products.append(weight * amount)
     return (max(products) if largest else sum(products, Decimal(0))) * resources.nodes

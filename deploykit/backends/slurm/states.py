@@ -66,7 +66,7 @@ https://slurm.schedmd.com/job_state_codes.html
 _REQUEUEABLE = {"PREEMPTED", "NODE_FAIL", "BOOT_FAIL"}
 """States that are final only where Slurm does not requeue the job."""
 
-_HELD = "requeued and held; `scontrol release` releases it"
+_HELD = "requeued and held; run `scontrol release` to release it"
 _STATE_REASONS = {
     "CONFIGURING": "its nodes are starting up",
     "REQUEUED": "requeued",
@@ -76,11 +76,11 @@ _STATE_REASONS = {
     "REVOKED": "moved to another cluster",
     "TIMEOUT": "stopped at its time limit; raise resources.time_limit",
     "DEADLINE": "could not have finished before its deadline",
-    "OUT_OF_MEMORY": "a node ran out of the requested memory; raise resources.memory",
+    "OUT_OF_MEMORY": "a node used more memory than requested; raise resources.memory",
     "NODE_FAIL": "a node failed",
-    "PREEMPTED": "preempted by a job of higher priority",
+    "PREEMPTED": "preempted by a higher-priority job",
     "BOOT_FAIL": "a node did not boot",
-    "LAUNCH_FAILED": "a node could not launch it",
+    "LAUNCH_FAILED": "a node could not launch the job",
 }
 """Reasons for states that the trainer did not cause."""
 
@@ -92,28 +92,28 @@ AWAITED = "the job that it depends on"
 _REASONS = {
     "None": "",
     "Resources": "waiting for free nodes",
-    "Priority": "waiting for jobs of higher priority",
+    "Priority": "waiting for higher-priority jobs",
     "Dependency": f"waiting for {AWAITED}",
     "BeginTime": "waiting for its start time, or delayed after a requeue",
-    "JobHeldUser": "held by its owner; `scontrol release` releases it",
+    "JobHeldUser": "held by its owner; run `scontrol release` to release it",
     "JobHeldAdmin": "held by an administrator",
     "JobHoldMaxRequeue": "held after too many requeues",
     "Licenses": "waiting for a license",
-    "Reservation": "waiting for its reservation to begin",
+    "Reservation": "waiting for its reservation to start",
     "ReqNodeNotAvail": "required nodes are down, drained or reserved",
     "NodeDown": "a required node is down",
     "PartitionDown": "its partition is down",
     "PartitionInactive": "its partition is inactive",
-    "FrontEndDown": "no node can run its batch script now",
+    "FrontEndDown": "no node is available to run its batch script",
     "Cleaning": "its last attempt is being cleaned up",
     "Prolog": "its nodes are being prepared",
-    "JobArrayTaskLimit": "its array already runs the maximum number of tasks",
+    "JobArrayTaskLimit": "its array is already running the maximum number of tasks",
     "JobLaunchFailure": (
-        "a node could not launch it; check that the node can see the run's folder and its logs"
+        "a node could not launch the job; check that the node can access the run's folder and logs"
     ),
-    "launch failed requeued held": "a node could not launch it, and it is held",
+    "launch failed requeued held": "held because a node could not launch the job",
     "RaisedSignal": "terminated by a signal",
-    "OutOfMemory": "a node ran out of the requested memory",
+    "OutOfMemory": "a node used more memory than requested",
 }
 """Sentences for Slurm's reasons; any other is shown as Slurm gives it.
 
@@ -122,8 +122,8 @@ https://slurm.schedmd.com/job_reason_codes.html
 
 _NEVER = {
     "DependencyNeverSatisfied": f"{AWAITED} did not end as required",
-    "PartitionConfig": "its partition cannot provide what it requests",
-    "PartitionNodeLimit": "requests more nodes than the partition allows",
+    "PartitionConfig": "its partition cannot provide the requested resources",
+    "PartitionNodeLimit": "it requests more nodes than the partition allows",
     "PartitionTimeLimit": "its time limit exceeds the partition's",
     "BadConstraints": "no node satisfies its constraints",
     "AccountNotAllowed": "its account may not use the partition",
@@ -136,9 +136,9 @@ _PER_JOB = re.compile(r"(QOS|Assoc)(Max\w+PerJob(Limit)?|Min\w+)")
 """Limits of a single job, which other jobs that end do not lift."""
 
 _LIMITS = (
-    ("QOS", "a limit of its quality of service is reached"),
-    ("Assoc", "a limit of its account is reached"),
-    ("MaxNodePerAccount", "a limit of its account is reached"),
+    ("QOS", "a QOS limit has been reached"),
+    ("Assoc", "an account limit has been reached"),
+    ("MaxNodePerAccount", "an account limit has been reached"),
 )
 _NO_REASON = {"", "None", "NonZeroExitCode"}
 

@@ -134,7 +134,7 @@ class MetricFiles:
                     source = f"{label}/{path.parent.relative_to(top).as_posix()}"
                     self._readers[path] = info.st_ino, EventFile(source.removesuffix("/."))
                 else:
-                    self._note(f"{path.name} is too large to be read here")
+                    self._note(f"{path.name} is too large to read")
 
     def _note(self, problem: str) -> None:
         if problem not in self.problems:

@@ -291,7 +291,7 @@ def read_patterns(line: str, patterns: Mapping[str, re.Pattern[str]]) -> Reading
         return None
     values = {name: value for name, value in numbers.items() if name not in POSITIONS}
     return Reading(
-        "metrics of the job file",
+        "metrics in the job file",
         values,
         step=count(numbers.get("step")),
         total=count(numbers.get("total")),

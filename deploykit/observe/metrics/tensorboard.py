@@ -81,7 +81,7 @@ class EventFile:
                 data = file.read(length)
                 is_good = file.read(_FOOTER.size) == _FOOTER.pack(_masked(data))
             if not is_good:
-                self.problem = f"{self._source}: the record at byte {self._at} is damaged"
+                self.problem = f"{self._source}: the record at byte {self._at} is corrupt"
                 return
             self._at = after
             event = decode_event(data)
@@ -157,9 +157,9 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         elif kind in _SIZES:
             size = _SIZES[kind]
         else:
-            raise Malformed(f"a field is of the unknown kind {kind}")
+            raise Malformed(f"a field has the unknown wire type {kind}")
         if at + size > len(data):
-            raise Malformed("a field is longer than its message")
+            raise Malformed("a field extends past the end of its message")
         yield number, data[at : at + size]
         at += size
 
@@ -171,7 +171,7 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << 7 * index
         if byte < 0x80:  # noqa: PLR2004 - the last byte has no high bit
             return value & 0xFFFFFFFFFFFFFFFF, at + index + 1
-    raise Malformed("a number does not end")
+    raise Malformed("a number is truncated")
 
 
 def _crc_table() -> tuple[int, ...]:

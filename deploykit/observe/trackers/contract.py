@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
+from deploykit.job.model import Handle
 from deploykit.observe.metrics.points import SAGEMAKER_SOURCE, Point, Value
 from deploykit.observe.metrics.series import Steps
 
@@ -126,6 +127,44 @@ class Ending(NamedTuple):
     """Seconds since the epoch."""
 
 
+class Registration(NamedTuple):
+    """A packaged model that becomes a version of a registered one."""
+
+    name: str
+    """Of the registered model, or of the group of its versions."""
+    package: Path
+    """The folder of `deploykit export`."""
+    hash: str
+    """Of the package. A registry gets each package once."""
+    approval: str
+    """``pending``, ``approved`` or ``rejected``; empty: pending, or as it is in the registry."""
+    facts: Mapping[str, str]
+    """Where it comes from: run, checkpoint, commit, data, and so on."""
+    metrics: Mapping[str, float]
+    """The results of the run."""
+    job: Handle | None = None
+    """The job that trained it, if its run is known here."""
+
+    @property
+    def description(self) -> str:
+        """One line; it identifies the package in a list of versions."""
+        source = f"{self.facts.get('checkpoint', 'model')} of {self.facts['run']}"
+        return f"{source}, packaged by deploykit: {self.hash[:12]}"
+
+
+class ModelVersion(NamedTuple):
+    """A version of a registered model."""
+
+    registry: str
+    """``mlflow``, or the name of a backend."""
+    name: str
+    version: str
+    approval: str
+    address: str
+    """Its ARN, or the page where a person sees it."""
+    is_new: bool
+
+
 class Tracker(Protocol):
     """One run at one tracker. Every method may raise a DeploykitError."""
 
@@ -146,6 +185,21 @@ class Tracker(Protocol):
         """Where a person sees the run."""
 
 
+class Registry(Protocol):
+    """A run at a tracker that also registers models. Every method may raise a DeploykitError."""
+
+    def registration(self, model: Registration) -> Mapping[str, Any]:
+        """The requests that register a model, as far as they are known. Pure."""
+
+    def register(self, model: Registration) -> ModelVersion:
+        """Make the package a version of a registered model, unless it is one already.
+
+        The tracker has the run.
+        """
+
+
+REGISTRIES = ("mlflow",)
+"""Trackers that are a `Registry`."""
 AT_END = {"wandb"}
 """Those that get a run when it has ended."""
 

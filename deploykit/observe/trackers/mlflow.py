@@ -14,17 +14,18 @@ import json
 import math
 import os
 import re
+import shutil
 import ssl
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from http.client import HTTPException
-from threading import Thread
+from pathlib import Path
 from typing import Any
 from urllib import parse, request
 from urllib.error import HTTPError
 
 from deploykit.job.decode import from_json
+from deploykit.lib.deadline import within
 from deploykit.lib.errors import (
     BackendUnavailable,
     DeploykitError,
@@ -33,9 +34,16 @@ from deploykit.lib.errors import (
     TryAgain,
 )
 from deploykit.observe.metrics.points import Value
-from deploykit.observe.trackers.contract import About, Ending, Memory
+from deploykit.observe.trackers.contract import (
+    About,
+    Ending,
+    Memory,
+    ModelVersion,
+    Registration,
+)
 
 _API = "api/2.0/mlflow"
+_FILES = "api/2.0/mlflow-artifacts/artifacts"
 _MAX_METRICS, _MAX_PARAMS = 1000, 100
 """In one request."""
 _MAX_PARAM_LENGTH = 500
@@ -44,6 +52,11 @@ _NOT_IN_NAMES = re.compile(r"[^\w./: -]", re.ASCII)
 _TAG = "deploykit.run"
 _TAGS = {"commit": "mlflow.source.git.commit"}
 """Those that MLflow shows in a place of their own."""
+_HASH, _APPROVAL = "deploykit.package", "approval"
+"""Tags of a version of a registered model."""
+_PAGE = 100
+"""Versions in one answer."""
+_HERE = {"localhost", "127.0.0.1", "::1"}
 _STATES = {"succeeded": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
 _NUMBERS = {math.inf: "Infinity", -math.inf: "-Infinity"}
 
@@ -96,12 +109,12 @@ class MLflow:
             steps = {str(one["key"]): int(one.get("step", 0)) for one in data.get("metrics", ())}
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise BackendUnavailable(
-                f"{self._base} does not seem to be an MLflow server", hint="check the address"
+                f"{self._base} does not appear to be an MLflow server", hint="check the address"
             ) from error
         if is_deleted:
             raise NotFound(
                 f"the run was deleted in MLflow: {self.url}",
-                hint="restore it there, or remove `track.mlflow`",
+                hint="restore the run in MLflow, or remove `track.mlflow` from the job file",
             )
         return steps
 
@@ -123,6 +136,111 @@ class MLflow:
         number = "NaN" if math.isnan(one.value) else _NUMBERS.get(one.value, one.value)
         time = int(1000 * (self._about.started if one.time is None else one.time))
         return {"key": one.name, "value": number, "timestamp": time, "step": one.step}
+
+    def registration(self, model: Registration) -> Mapping[str, Mapping[str, Any]]:
+        """The requests that register a model, by their paths; an unknown id or address is null."""
+        tags = {_HASH: model.hash, _APPROVAL: model.approval or "pending"}
+        tags |= {f"deploykit.{key}": text for key, text in model.facts.items()}
+        return {
+            "registered-models/create": {"name": model.name},
+            "model-versions/create": {
+                "name": model.name,
+                "source": None,
+                "run_id": self._memory.get("id"),
+                "description": model.description,
+                "tags": [{"key": key, "value": value} for key, value in tags.items()],
+            },
+        }
+
+    def register(self, model: Registration) -> ModelVersion:
+        """Upload a package to the run's artifacts, and make it a version of a registered model.
+
+        A version that has this package already only gets the approval. `begin` comes first.
+        Raises BackendUnavailable if the files cannot be uploaded from here.
+        """
+        requests = self.registration(model)
+        try:
+            self._ask("registered-models/create", **requests["registered-models/create"])
+        except Refused as refusal:
+            if refusal.code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        version = next(self._versions(model), None)
+        is_new = version is None
+        if version is None:
+            known = self._client.get(f"{_API}/runs/get", run_id=self._memory["id"])["run"]
+            source = self._upload(model, str(known["info"]["artifact_uri"]))
+            create = {**requests["model-versions/create"], "source": source}
+            version = self._ask("model-versions/create", **create)["model_version"]
+        number = str(version["version"])
+        tags = {tag["key"]: tag["value"] for tag in version.get("tags", ())}
+        approval = model.approval or tags.get(_APPROVAL, "pending")
+        if tags.get(_APPROVAL) != approval:
+            tag = {"key": _APPROVAL, "value": approval}
+            self._ask("model-versions/set-tag", name=model.name, version=number, **tag)
+        page = f"{self._base}/#/models/{model.name}/versions/{number}"
+        return ModelVersion("mlflow", model.name, number, approval, page, is_new)
+
+    def _versions(self, model: Registration) -> Iterator[Any]:
+        """The versions that have this package."""
+        query = {"filter": f"name='{model.name}'", "max_results": str(_PAGE)}
+        while True:
+            answer = self._client.get(f"{_API}/model-versions/search", **query)
+            for version in answer.get("model_versions", ()):
+                if {"key": _HASH, "value": model.hash} in version.get("tags", ()):
+                    yield version
+            if not answer.get("next_page_token"):
+                return
+            query["page_token"] = answer["next_page_token"]
+
+    def _upload(self, model: Registration, artifacts: str) -> str:
+        """Copy the package to the artifacts of the run, and return where it is then."""
+        where = f"{artifacts.rstrip('/')}/models/{model.hash[:12]}"
+        address = parse.urlsplit(where)
+        names = [path.relative_to(model.package) for path in sorted(model.package.rglob("*"))]
+        files = [name for name in names if (model.package / name).is_file()]
+        if address.scheme == "mlflow-artifacts":
+            for name in files:
+                path = parse.quote(f"{address.path.lstrip('/')}/{name.as_posix()}")
+                self._client.put(f"{_FILES}/{path}", model.package / name)
+        elif address.scheme == "s3":
+            prefix = address.path.lstrip("/")
+            keys = {model.package / name: f"{prefix}/{name.as_posix()}" for name in files}
+            _upload_to_s3(address.netloc, keys)
+        elif address.scheme not in {"", "file"} or not self._copy(
+            model.package, Path(parse.unquote(address.path) if address.scheme else where)
+        ):
+            raise BackendUnavailable(
+                f"this MLflow server stores artifacts in {artifacts}, where deploykit cannot "
+                "write from this machine",
+                hint="start the server with --artifacts-destination, so it accepts uploads",
+            )
+        return where
+
+    def _copy(self, package: Path, folder: Path) -> bool:
+        """Copy a package to a folder that the server reads too; return False if it does not.
+
+        A server at a local address may run elsewhere, behind a tunnel of ssh. So it is asked
+        whether it sees the first file, and else nothing is left of it.
+        """
+        if parse.urlsplit(self._base).hostname not in _HERE or not folder.is_absolute():
+            return False
+        new = [each for each in (folder, *folder.parents) if not each.exists()]
+        first = folder / "manifest.json"
+        is_seen = False
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(package / first.name, first)
+            below = {"run_id": str(self._memory["id"]), "path": f"models/{folder.name}"}
+            listed = self._client.get(f"{_API}/artifacts/list", **below).get("files", ())
+            is_seen = any(str(each["path"]).endswith(f"/{first.name}") for each in listed)
+            if is_seen:
+                shutil.copytree(package, folder, dirs_exist_ok=True)
+        except OSError:
+            return False
+        finally:
+            if new and not is_seen:
+                shutil.rmtree(new[-1], ignore_errors=True)
+        return is_seen
 
     def _known(self) -> Any:
         """The run of the remembered id; None where the server has none."""
@@ -185,7 +303,7 @@ class MLflow:
             except Refused as refusal:
                 if refusal.code != "RESOURCE_ALREADY_EXISTS":
                     raise
-        raise BackendUnavailable(f"{self._base} has no experiment {name}, and did not create it")
+        raise BackendUnavailable(f"{self._base} could not create the experiment {name}")
 
     def _ask(self, path: str, **data: Any) -> Any:
         return self._client.post(f"{_API}/{path}", data)
@@ -222,8 +340,8 @@ class SageMakerSigner:
             credentials: Any = boto3.Session().get_credentials()
             if credentials is None:
                 raise NotPermitted(
-                    f"there are no AWS credentials for {self._arn}",
-                    hint="aws configure, or aws sso login",
+                    f"no AWS credentials found for {self._arn}",
+                    hint="run `aws configure` or `aws sso login`",
                 )
             self._auth = SigV4Auth(credentials, _SERVICES[kind], region)
         headers = {_ARN_HEADERS[kind]: self._arn}
@@ -261,6 +379,28 @@ class Refused(BackendUnavailable):
         self.code = code
 
 
+def _upload_to_s3(bucket: str, keys: Mapping[Path, str]) -> None:
+    """Upload files. Raises BackendUnavailable."""
+    try:
+        import boto3  # only where artifacts are in S3
+        from boto3.exceptions import Boto3Error
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"this MLflow server stores artifacts in s3://{bucket}, but boto3 is not installed",
+            hint="pip install boto3",
+        ) from error
+    try:
+        client = boto3.client("s3")
+        for path, key in keys.items():
+            client.upload_file(str(path), bucket, key)
+    except (Boto3Error, BotoCoreError, ClientError) as error:
+        raise BackendUnavailable(
+            f"the model was not uploaded to s3://{bucket}: {error}",
+            hint="check the credentials (`aws sts get-caller-identity`), then register it again",
+        ) from error
+
+
 class Client:
     """Sends requests to one server."""
 
@@ -268,7 +408,7 @@ class Client:
         self._base, self._sign = base, sign
         self._opener = request.build_opener(_NoRedirect(), request.HTTPSHandler(context=context))
 
-    def get(self, path: str, **values: str) -> Any:
+    def get(self, path: str, /, **values: str) -> Any:
         """The answer to a GET. Raises Refused, NotPermitted, TryAgain or BackendUnavailable."""
         query = parse.urlencode(values, quote_via=parse.quote)
         return self._ask("GET", f"{self._base}/{path}?{query}", b"")
@@ -276,6 +416,14 @@ class Client:
     def post(self, path: str, data: Mapping[str, Any]) -> Any:
         """The answer to a POST of JSON. Raises as `get`."""
         return self._ask("POST", f"{self._base}/{path}", json.dumps(data).encode())
+
+    def put(self, path: str, file: Path) -> None:
+        """Upload a file. Raises as `get`."""
+        url = f"{self._base}/{path}"
+        headers = {"Content-Length": str(file.stat().st_size), **self._sign("PUT", url, b"")}
+        headers["Content-Type"] = "application/octet-stream"
+        with file.open("rb") as content:
+            self._answer(request.Request(url, content, headers, method="PUT"))  # noqa: S310 - checked
 
     def _ask(self, method: str, url: str, body: bytes) -> Any:
         headers = {"Content-Type": "application/json"} if body else {}
@@ -288,21 +436,12 @@ class Client:
 
         The timeout of a socket is that of a single read, so a thread waits, and is abandoned.
         """
-        outcome: Future[Any] = Future()
-
-        def work() -> None:
-            try:
-                outcome.set_result(ask())
-            except Exception as error:  # noqa: BLE001 - raised where it is waited for
-                outcome.set_exception(error)
-
-        Thread(target=work, daemon=True).start()
         try:
-            return outcome.result(timeout=_MAX_SECONDS)
+            return within(_MAX_SECONDS, ask)
         except TimeoutError:
             raise TryAgain(
-                f"{self._base} did not finish its answer within {_MAX_SECONDS:g} s",
-                hint="send it later with `deploykit sync`",
+                f"{self._base} did not complete its response within {_MAX_SECONDS:g} s",
+                hint="run `deploykit sync` later to send the data",
             ) from None
 
     def _answer(self, message: request.Request) -> Any:
@@ -321,7 +460,7 @@ class Client:
         try:
             return from_json(content)
         except ValueError as problem:
-            raise BackendUnavailable(f"{self._base} did not answer with JSON") from problem
+            raise BackendUnavailable(f"{self._base} sent a response that is not JSON") from problem
 
     def _meaning(self, refusal: HTTPError) -> DeploykitError:
         """The error for an answer that is none of 2xx."""
@@ -333,11 +472,11 @@ class Client:
             data = {}
         data = data if isinstance(data, dict) else {}
         reason = str(data.get("message") or refusal.reason)[:500]
-        message = f"{self._base} answered {refusal.code}: {reason}"
+        message = f"{self._base} returned status {refusal.code}: {reason}"
         if refusal.code in _DENIED:
             return NotPermitted(message, hint="check the credentials in the environment")
         if refusal.code in _BUSY:
-            return TryAgain(message, hint="send it later with `deploykit sync`")
+            return TryAgain(message, hint="run `deploykit sync` later to send the data")
         return Refused(message, str(data.get("error_code", refusal.code)))
 
 

@@ -81,5 +81,5 @@ def _storage() -> Iterator[Any]:
     except Exception as error:
         raise BackendUnavailable(
             f"trackio: {type(error).__name__}: {error}",
-            hint="tested with trackio 0.43; `deploykit sync` tries again",
+            hint="deploykit is tested with trackio 0.43; to retry, run `deploykit sync`",
         ) from error

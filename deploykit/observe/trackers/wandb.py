@@ -102,5 +102,5 @@ def _asked() -> Iterator[None]:
     except Exception as error:
         raise BackendUnavailable(
             f"wandb: {type(error).__name__}: {error}",
-            hint="see https://docs.wandb.ai; `deploykit sync` tries again",
+            hint="see https://docs.wandb.ai; to retry, run `deploykit sync`",
         ) from error

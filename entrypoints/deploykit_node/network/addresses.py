@@ -25,9 +25,9 @@ def peer_addresses(cluster: Cluster) -> list[str]:
         elsewhere = [host for host in cluster.hosts if not is_loopback(address(host))]
         if elsewhere:
             raise BadEnvironment(
-                f"The host name {peer} resolves to {best} here, this machine itself, but "
-                f"{elsewhere[0]} is another machine. Give {peer} its own address in /etc/hosts "
-                "or DNS."
+                f"The host name {peer} resolves to {best} here, a loopback address, although the "
+                f"job has other machines, such as {elsewhere[0]}. Give {peer} its own address in "
+                "/etc/hosts or DNS."
             )
     return known
 
@@ -48,8 +48,8 @@ def addresses(host: str) -> list[str]:
         resolved = sorted([*resolved, *_resolve(_slurm_address(host))], key=_preference)
     if not resolved:
         raise BadEnvironment(
-            f"The host name {host} of a node of this job does not resolve here. "
-            "Add it to DNS or /etc/hosts of every node, or to NodeAddr in slurm.conf."
+            f"The host name {host} does not resolve on this node. "
+            "Add it to DNS, to /etc/hosts on every node, or to slurm.conf as NodeAddr."
         )
     return resolved
 

@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from torch.distributed import DistError, HashStore, PrefixStore, Store, TCPStore, run
@@ -30,6 +31,9 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
     rendezvous_handler_registry,
 )
+
+from deploykit_node import log
+from deploykit_node.restart import checkpoints, decision
 
 T = TypeVar("T")
 
@@ -66,6 +70,8 @@ class FixedNodes(RendezvousHandler):
         self._name, self._nodes, self._control = name, nodes, control
         self._round = 0
         self._ranks: TCPStore | None = None
+        self._checkpoints: checkpoints.Snapshot = {}
+        """Those at the beginning of the round."""
 
     def get_backend(self) -> str:
         """The name of this rendezvous backend."""
@@ -79,8 +85,11 @@ class FixedNodes(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for all nodes, and return where their ranks meet.
 
-        Raises a RendezvousError if a node has given up or does not join within ten minutes.
+        Raises a RendezvousError if a node has given up or does not join within ten minutes, or if
+        another round would fail as the last one.
         """
+        if self._round:
+            self._consider()
         self._round += 1
         if self._reach(lambda: self._control.add(self._key("joined"), 1)) == self._nodes.total:
             self._control.set(self._key("full"), "yes")
@@ -92,8 +101,30 @@ class FixedNodes(RendezvousHandler):
         port = int(self._reach(lambda: self._control.get(self._key("port"))))
         store_info = RendezvousStoreInfo(self._nodes.host, port)
         os.environ[ROUND] = str(self._round - 1)
+        self._checkpoints = checkpoints.snapshot(os.environ.get("DEPLOYKIT_CHECKPOINT_DIR", ""))
         shared = PrefixStore(self._key("torchrun"), self._control)
         return RendezvousInfo(shared, self._nodes.node, self._nodes.total, store_info)
+
+    def _consider(self) -> None:
+        """Decide whether another round may begin, on the node of the rank that failed.
+
+        Waits before it if the last ones were in vain. Raises RendezvousClosedError if none may.
+        """
+        ranks, env = Path(os.environ.get("DEPLOYKIT_RANK_DIR", "")), dict(os.environ)
+        if decision.policy(env)[0] != "cause":
+            return
+        error = decision.root(env, ranks, alone=self._nodes.total == 1)
+        if error is None or error["rank"] // error["local_world_size"] != self._nodes.node:
+            return
+        saved = checkpoints.newest(self._checkpoints, env.get("DEPLOYKIT_CHECKPOINT_DIR", ""))
+        decided = decision.after_failure(env, error, saved or "")
+        log.say(self._nodes.node, decided.why)
+        if not decided.restart:
+            self.set_closed()
+            raise RendezvousClosedError(decided.why)
+        if decided.wait:
+            log.say(self._nodes.node, f"waiting {decided.wait:g} s before the restart")
+            time.sleep(decided.wait)
 
     def num_nodes_waiting(self) -> int:
         """How many nodes have ended this round and wait for the next one."""
@@ -128,7 +159,7 @@ class FixedNodes(RendezvousHandler):
             if self.is_closed():
                 raise RendezvousClosedError
             if time.monotonic() > deadline:
-                raise RendezvousTimeoutError(f"{key} is missing after {_PATIENCE} seconds")
+                raise RendezvousTimeoutError(f"timed out after {_PATIENCE} s waiting for {key}")
             time.sleep(_PAUSE)
 
     @staticmethod
@@ -136,7 +167,7 @@ class FixedNodes(RendezvousHandler):
         try:
             return request()
         except DistError as error:
-            raise RendezvousConnectionError(f"node 0 does not answer: {error}") from error
+            raise RendezvousConnectionError(f"node 0 does not respond: {error}") from error
 
 
 def listening_store(host: str, held: int | None = None) -> TCPStore:
@@ -175,7 +206,7 @@ def create(parameters: RendezvousParameters) -> FixedNodes:
 def _whole(parameters: RendezvousParameters, name: str) -> int:
     number = parameters.get_as_int(name)
     if number is None:
-        raise ValueError(f"--rdzv-conf has no {name}")
+        raise ValueError(f"--rdzv-conf requires {name}")
     return number
 
 
@@ -183,9 +214,14 @@ rendezvous_handler_registry.register(BACKEND, create)
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run torchrun with `argv`. Exits with 1 where node 0 has gone, whose own log says why."""
+    """Run torchrun with `argv`.
+
+    Exits with 1 where the ranks do not start again, or node 0 has gone: a node's log says why.
+    """
     try:
         run.main(list(argv))
+    except RendezvousClosedError:
+        sys.exit(1)
     except RendezvousConnectionError as error:
         closed = re.search("got 0 bytes|reset by peer|[Bb]roken pipe", str(error))
-        sys.exit("torchrun: node 0 has ended, and so does this node" if closed else str(error))
+        sys.exit("torchrun: node 0 has exited, so this node exits too" if closed else str(error))

@@ -78,11 +78,11 @@ def choose(route: Route | None, env: Mapping[str, str]) -> Choice:
     user = {name: env[name] for name in (NCCL, GLOO) if env.get(name)}
     problem = _problem(route)
     if len(user) == 2 or (problem and user):  # noqa: PLR2004 - both variables
-        return Choice(user, f"network: {_shown(user)}, as you chose{_warning(user)}")
+        return Choice(user, f"network: keeping your {_shown(user)}{_warning(user)}")
     if route is None or problem:
-        return Choice({}, f"network: no interface is set, since {problem}")
+        return Choice({}, f"network: no interface chosen, because {problem}")
     automatic = {NCCL: f"={route.interface}", GLOO: str(route.interface)}
-    why = f"{route.interface} ({route.source}) is the route to another node ({route.peer})"
+    why = f"{route.interface} ({route.source}) is on the route to another node ({route.peer})"
     if (first := _first_address(route)) != route.source:
         why += f"; WARNING: NCCL uses {first}, the first address of {route.interface}"
         if _address_of_host_name() == route.source:
@@ -90,7 +90,7 @@ def choose(route: Route | None, env: Mapping[str, str]) -> Choice:
             why += f"; Gloo uses this host's name, which resolves to {route.source}"
         else:
             why += ", and so does Gloo"
-    kept = f"; {_shown(user)} is kept, as you chose{_warning(user)}" if user else ""
+    kept = f"; keeping your {_shown(user)}{_warning(user)}" if user else ""
     added = {name: value for name, value in automatic.items() if name not in user}
     return Choice({**added, **user}, f"network: {why}: {_shown(added)}{kept}")
 
@@ -155,9 +155,9 @@ def _problem(route: Route | None) -> str | None:
         return "there is no route to another node of the job"
     name = route.interface
     if name is None:
-        return f"no interface has {route.source}, this node's address towards {route.peer}"
+        return f"no interface has {route.source}, which this node uses to reach {route.peer}"
     if name == "lo" and not is_loopback(route.peer):
-        return f"the route to {route.peer} starts at loopback"
+        return f"the route to {route.peer} goes through loopback"
     if name.startswith(_VIRTUAL):
         return f"the route to {route.peer} leads to {name}, a bridge inside this machine"
     return None if is_up(name) else f"{name}, on the route to {route.peer}, is down"
@@ -194,7 +194,8 @@ def _warning(user: Mapping[str, str]) -> str:
     if not wrong:
         return ""
     return (
-        f" (WARNING: {' and '.join(wrong)} matches no interface that is up here: {', '.join(up)})"
+        f" (WARNING: {' and '.join(wrong)} matches none of the interfaces that are up here: "
+        f"{', '.join(up)})"
     )
 
 

@@ -132,7 +132,9 @@ def _ports(env: Environ) -> list[int]:
         return random.sample(_PORTS, _TRIES)
     match = re.fullmatch(r"(\d+)-(\d+)", text)
     if match is None or not 0 < int(match[1]) <= int(match[2]) < 2**16:
-        raise BadEnvironment(f"DEPLOYKIT_PORTS is {text!r}; write it as LOWEST-HIGHEST.")
+        raise BadEnvironment(
+            f"DEPLOYKIT_PORTS is {text!r}; it must be a range such as 20000-20100."
+        )
     return list(range(int(match[1]), int(match[2]) + 1))
 
 
@@ -149,12 +151,14 @@ def _reserve(address: str, ports: Iterable[int]) -> socket.socket:
         except OSError as error:
             held.close()
             if error.errno == errno.EADDRNOTAVAIL:
-                raise BadEnvironment(f"This node has no address {address}: {error}") from None
+                text = f"The address {address} is not assigned to this node: {error}"
+                raise BadEnvironment(text) from None
             continue
         return held
     raise BadEnvironment(
         "No TCP port is free on this node for the rendezvous. "
-        "See `ss -ltn`, and choose others with DEPLOYKIT_PORTS, such as 20000-20100."
+        "List the ports in use with `ss -ltn`, and set DEPLOYKIT_PORTS to a free range, such as "
+        "20000-20100."
     )
 
 
@@ -164,7 +168,7 @@ def _port_file(env: Environ) -> Path:
     except KeyError:
         raise BadEnvironment(
             "The nodes of a job find each other through the run folder: "
-            "set DEPLOYKIT_RUN_DIR to one folder that all of them share."
+            "set DEPLOYKIT_RUN_DIR to a folder that all nodes share."
         ) from None
 
 
@@ -199,7 +203,7 @@ def _published(cluster: Cluster, env: Environ, patience: float) -> dict[str, Any
         time.sleep(pause.seconds())
     raise BadEnvironment(
         f"Node 0 wrote no port to {path} within {patience:g} seconds. "
-        "See the log of node 0, and start all nodes with the same DEPLOYKIT_RUN_DIR."
+        "Check the log of node 0, and start all nodes with the same DEPLOYKIT_RUN_DIR."
     )
 
 

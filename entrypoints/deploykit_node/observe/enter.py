@@ -43,7 +43,7 @@ def main(argv: Sequence[str], environ: Environ) -> NoReturn:
         env, cwd = _of_process(record["pid"])
     except (OSError, ValueError):
         name = cluster.host_name(environ)
-        _fail(_UNAVAILABLE, f"rank {number} does not run on {name} any more")
+        _fail(_UNAVAILABLE, f"rank {number} is no longer running on {name}")
     if command == ["--debugger"]:
         _relay(env)
         sys.exit(0)

@@ -60,7 +60,7 @@ def check_debugger(env: Mapping[str, str]) -> None:
     """Raise BadEnvironment where the job asks for a debugger and this Python has none."""
     if env.get("DEPLOYKIT_DEBUGGER") and importlib.util.find_spec("debugpy") is None:
         raise BadEnvironment(
-            "--debugger: debugpy is not installed for the Python of the job. Install it with "
+            "--debugger: debugpy is not installed in the job's Python. Install it with "
             "`pip install debugpy`, or submit without --debugger."
         )
 

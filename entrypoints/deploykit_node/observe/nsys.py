@@ -52,12 +52,12 @@ def check(env: Mapping[str, str], *, launcher: str = "") -> None:
     other = "choose torch:FIRST:LAST, PyTorch's own profiler"
     if launcher:
         raise BadEnvironment(
-            f"profile: nsys needs ranks started by deploykit, not by {launcher}; {other}."
+            f"profile: nsys requires ranks started by deploykit, not by {launcher}; {other}."
         )
     if _program(env) is None:
         raise BadEnvironment(
-            "profile: nsys is not on the PATH of this node. Load the module of Nsight Systems or "
-            f"of the CUDA toolkit, or {other}."
+            "profile: nsys is not on the PATH of this node. Load the Nsight Systems or "
+            f"CUDA toolkit module, or {other}."
         )
 
 
@@ -158,7 +158,7 @@ class _Session:
         """The code of the rank, whatever that of nsys is; and a word about its report."""
         record = records.read(self._ranks / f"rank-{self._number}.json") or {"exit_code": _NEVER}
         if not self._file.exists():
-            text = f"no profile: nsys {records.how(signals.shell_code(code))}, no report"
+            text = f"no profile: nsys {records.how(signals.shell_code(code))} without a report"
             start = f"{log.now()} [rank {self._number}] deploykit:"
             print(start, text, file=sys.stderr, flush=True)
         return 0 if record["exit_code"] == records.STOPPED else int(record["exit_code"])

@@ -1,8 +1,9 @@
 """The stacks of all ranks of this node, written into the run folder.
 
-    launch.py --dump-stacks RUN_FOLDER FOLDER [--native] [--py-spy PATH]
+    launch.py --dump-stacks RUN_FOLDER FOLDER [--native] [--py-spy PATH] [--ras]
 
-`FOLDER` is a folder in ``stacks/`` of the run folder; the file there has this node's name.
+`FOLDER` is a folder in ``stacks/`` of the run folder; the file there has this node's name. With
+`--ras`, NCCL's own report follows in a second one.
 
 py-spy reads the memory of another process: no signal, no code in the program. It is one static
 program (https://github.com/benfred/py-spy, `pip install py-spy`), which by default pauses the
@@ -32,7 +33,7 @@ from typing import Any, TypedDict
 from deploykit_node import cluster, records
 from deploykit_node.cluster import Environ
 from deploykit_node.log import now
-from deploykit_node.observe import processes
+from deploykit_node.observe import processes, ras
 from deploykit_node.records import ProcessRecord
 from deploykit_node.signals import in_mask
 
@@ -127,9 +128,12 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--native", action="store_true")
     parser.add_argument("--py-spy", default="")
+    parser.add_argument("--ras", action="store_true")
     values = parser.parse_args(argv)
     env = {**os.environ, "DEPLOYKIT_RUN_DIR": values.run_folder}
     write(env, values.folder, Options(spy_program(values.py_spy), values.native))
+    if values.ras and (report := ras.query(env)):
+        records.write_text(values.folder / f"{cluster.host_name(env)}.ras", report)
 
 
 def write(env: Environ, folder: Path, options: Options) -> None:
@@ -254,7 +258,7 @@ def _run_spy(argv: list[str], patience: float = _PATIENCE_SPY) -> Any:
             argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=patience, check=False
         )
     except subprocess.TimeoutExpired:
-        raise NoStacks(f"py-spy did not answer within {patience:g} s") from None
+        raise NoStacks(f"py-spy did not respond within {patience:g} s") from None
     except OSError as error:
         raise NoStacks(f"py-spy cannot be started: {error.strerror}") from None
     try:
@@ -267,8 +271,8 @@ def _complaint(text: str) -> str:
     """What py-spy prints when it fails, as one line: the error and its last cause."""
     if _REFUSED.search(text):
         return (
-            "py-spy may not read the program (kernel.yama.ptrace_scope, or a container without "
-            "SYS_PTRACE)"
+            "py-spy is not permitted to read the program (kernel.yama.ptrace_scope, or a container "
+            "without SYS_PTRACE)"
         )
     lines = [line.strip() for line in text.partition("Stack backtrace:")[0].splitlines()]
     lines = [line.removeprefix("Error: ") for line in lines if line and line != "Caused by:"]
@@ -279,7 +283,7 @@ def _spy_threads(pid: int, listed: Any) -> list[Thread]:
     """What py-spy has printed, the main thread first."""
     listed = [it for it in listed if isinstance(it, dict)] if isinstance(listed, list) else []
     if not listed:
-        raise NoStacks("py-spy: the process runs no Python code")
+        raise NoStacks("py-spy: the process is not running Python code")
     threads = []
     for thread in sorted(listed, key=lambda it: it.get("os_thread_id") != pid):
         frames = [
@@ -294,7 +298,7 @@ def _spy_threads(pid: int, listed: Any) -> list[Thread]:
 def by_signal(pid: int, file: Path) -> list[Thread]:
     """The stacks of a process with the hook, the main thread first. Raises NoStacks."""
     if sys.platform != "linux":
-        raise NoStacks("only Linux tells whether the program can write its stacks")
+        raise NoStacks("a program can be asked for its stacks only on Linux")
     _check_ready(pid, file)
     before, busy = file.stat().st_size, _threads_with(pid, "SigBlk")
     os.kill(pid, signal.SIGURG)
@@ -329,13 +333,11 @@ def _check_ready(pid: int, file: Path) -> None:
         status = Path(f"/proc/{pid}/status")
         ready = link.samefile(file) and bool(in_mask(status, "SigCgt", signal.SIGURG))
     except PermissionError:
-        raise NoStacks(
-            "the program may have more rights than `dump`: the system hides its open files"
-        ) from None
+        raise NoStacks("`dump` lacks permission to read the program's open files") from None
     except (OSError, ValueError):
         pass
     if not ready:
-        raise NoStacks("the program has not started Python yet, or dropped the handler of SIGURG")
+        raise NoStacks("the program has not started Python yet, or replaced the SIGURG handler")
 
 
 def _main_first(threads: list[Thread]) -> list[Thread]:

@@ -106,7 +106,7 @@ class _Profile:
                 self._write(self._steps[self._chosen or 0])
             else:
                 most = max(self._steps.values(), default=0)
-                _say(f"no profile: the program made {most} optimizer steps")
+                _say(f"no profile: the program ended after {most} optimizer steps")
         except Exception as error:  # noqa: BLE001 - the program has ended as it has
             _say(f"no profile: {error!r}")
 
@@ -151,7 +151,7 @@ class _Range(_Profile):
         import torch
 
         if not torch.cuda.is_available():
-            raise RuntimeError("nsys can record single steps only with CUDA, and there is no GPU")
+            raise RuntimeError("nsys can record individual steps only on a GPU, but there is none")
         torch.cuda.profiler.start()
         return self
 
@@ -205,7 +205,7 @@ class _Memory:
             scratch = f"{self._path}.{os.getpid()}"
             torch.cuda.memory._dump_snapshot(scratch)  # noqa: SLF001 - documented
             os.replace(scratch, self._path)  # noqa: PTH105
-            _say(f"GPU {device} is out of memory; what was allocated is in {self._path}")
+            _say(f"GPU {device} is out of memory; a snapshot of its allocations is in {self._path}")
         except Exception as error:  # noqa: BLE001 - the program gets its own error
             _say(f"no memory snapshot: {error!r}")
 

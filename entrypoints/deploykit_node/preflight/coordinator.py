@@ -138,7 +138,7 @@ class _Test:
             "kernel log": health.check_kernel_log,
             "processors": health.check_processors,
             "disks": partial(health.check_disks, env=self._env),
-            "GPUs by DCGM": health.check_dcgm,
+            "GPUs with DCGM": health.check_dcgm,
         }
         checking, end = health.Running(checks), self._until("pairs")
         own = await links.own_rate(self._peers, self._server.bulk_port, end)

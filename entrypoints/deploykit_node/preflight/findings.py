@@ -29,23 +29,23 @@ _FEW = 3
 """Nodes of which a median says something."""
 
 _STATES = {
-    "dropped": "gets no answer from {address}: the packets are dropped",
-    "refused": "is refused by {address}: nothing is listening there",
-    "unreachable": "cannot reach {address}: no route, or no machine answers",
-    "closed": "cannot talk to {address}: the connection is closed immediately",
+    "dropped": "gets no response from {address}: the packets are dropped",
+    "refused": "cannot connect to {address}: nothing is listening there",
+    "unreachable": "cannot reach {address}: no route, or no machine responds",
+    "closed": "cannot communicate with {address}: the connection is closed immediately",
     "unknown": "cannot resolve the host name",
     "other": "reaches a different node at {address}: two nodes have the same address or name",
 }
 _DEAD = {
-    "dropped": "It is down, or a firewall or security group drops all packets to it",
-    "refused": "The machine is up, but its launcher has not started or has exited: see its log",
-    "unreachable": "It is down, or on another network",
-    "unknown": "Add its name to DNS or to /etc/hosts of every node",
+    "dropped": "The node is down, or a firewall or security group drops all packets to it",
+    "refused": "The machine is up, but its launcher has not started or has exited. Check its log",
+    "unreachable": "The node is down, or on another network",
+    "unknown": "Add its name to DNS or to /etc/hosts on every node",
 }
 _PORTS = (
-    "The trainer's connections (NCCL, Gloo) use any port of net.ipv4.ip_local_port_range, 32768 to "
-    "60999 by default. Let the nodes of the job reach each other on all TCP ports (on AWS: a "
-    "security group that allows itself), or narrow that range on every node to ports that are open"
+    "The trainer's connections (NCCL, Gloo) use any port in net.ipv4.ip_local_port_range, 32768 to "
+    "60999 by default. Allow all TCP ports between the nodes of the job (on AWS: a security group "
+    "that allows traffic from itself), or narrow that range to open ports on every node"
 )
 
 
@@ -73,12 +73,13 @@ def judge_versions(peers: Peers, reports: Reports) -> Iterator[Finding]:
             text = f"PyTorch cannot be imported on {peers.label(node)}: {output}"
             yield Finding(text, fatal=True)
         elif "torch" not in record:
-            took = (
-                f"in {record['seconds']:.0f} s; is storage slow? The process group was not tested"
+            text = (
+                f"{peers.label(node)} did not finish importing PyTorch in {record['seconds']:.0f} "
+                "s; storage may be slow. The process group was not tested"
             )
-            yield Finding(f"{peers.label(node)} did not import PyTorch {took}", fatal=False)
+            yield Finding(text, fatal=False)
         elif not record["correct"]:
-            text = f"{peers.label(node)} computes wrong matrix products: a bad GPU, CPU or memory"
+            text = f"{peers.label(node)} computes wrong matrix products: faulty GPU, CPU or memory"
             yield Finding(text, fatal=True, node=node)
     ready = {node: record for node, record in reports.items() if "torch" in record}
     names = ("torch", "NCCL", "backend")
@@ -96,14 +97,16 @@ def judge_group(peers: Peers, reports: Reports) -> Iterator[Finding]:
     ended = {node: record for node, record in bad.items() if record.get("ended")}
     for node, record in sorted((ended or bad).items()):
         if "rank" not in record:
-            text = f"all_reduce gave a wrong sum on {peers.label(node)}: bad memory, GPU or NIC"
+            text = (
+                f"all_reduce returned a wrong sum on {peers.label(node)}: faulty memory, GPU or NIC"
+            )
         else:
             how = "failed" if record["ended"] else f"did not finish in {record['seconds']:.0f} s"
-            output = "; ".join(record["output"]) or "it printed nothing"
+            output = "; ".join(record["output"]) or "no output"
             text = (
                 f"every pair passes the TCP test, but the process group {how} on "
                 f"{peers.label(node)}, rank {record['rank']}: {output}. "
-                "Compare its interface with the table"
+                "Compare the node's interface with the table above"
             )
         yield Finding(text, fatal=True)
 
@@ -114,7 +117,7 @@ def judge_bandwidth(peers: Peers, reports: Reports) -> Iterator[Finding]:
     if len(measured) == len(peers.hosts):
         yield from speeds.judge_group(peers, measured)
     else:
-        yield Finding("measuring the all_reduce bandwidth timed out", fatal=False)
+        yield Finding("the all_reduce bandwidth test timed out", fatal=False)
 
 
 _JUDGES: dict[str, Callable[[Peers, Reports], Iterator[Finding]]] = {
@@ -131,7 +134,9 @@ def judge(part: str, peers: Peers, reports: Reports) -> list[Finding]:
     findings = sorted(judged, key=lambda finding: not finding.fatal)
     if len(findings) <= _MANY:
         return findings
-    more = Finding(f"and {len(findings) - _MANY} more", fatal=findings[_MANY].fatal)
+    more = Finding(
+        f"{len(findings) - _MANY} more finding(s) not shown", fatal=findings[_MANY].fatal
+    )
     return [*findings[:_MANY], more]
 
 
@@ -153,7 +158,7 @@ def without_verdict(peers: Peers, part: str, reports: Reports) -> list[Finding]:
     if part == "bandwidth":
         return []
     fatal = [finding for finding in judge(part, peers, reports) if finding.fatal]
-    text = f"node 0 sent {peers.label(peers.node)} no result for the {part}: see its log"
+    text = f"node 0 sent {peers.label(peers.node)} no result for the {part}: check node 0's log"
     return fatal or [Finding(text, fatal=True)]
 
 
@@ -194,11 +199,11 @@ def _unreachable(peers: Peers, node: int, links: Reports, *, reported: bool) -> 
     who = peers.label(source)
     if len(links) > 1:
         others = "other nodes that sent a report"
-        others = others if len(peers.hosts) <= ALL_PAIRS else "nodes that tried it"
+        others = others if len(peers.hosts) <= ALL_PAIRS else "nodes that tried"
         who = f"each of the {others} ({ranges(links)})"
     what = f"{peers.label(node)} cannot be reached: {who} {_how(peers, node, link)}"
     if reported:
-        why = "Its own connections work, so its inbound rules must block the others"
+        why = "Its own connections work, so its inbound rules probably block the others"
         return Finding(f"{what}. {why}", fatal=True, node=node)
     why = _DEAD.get(link["state"], _DEAD["dropped"])
     started = link["state"] != "refused"  # the machine may be well
@@ -230,7 +235,7 @@ def _silent(peers: Peers, reports: Reports) -> Iterator[Finding]:
         if node not in reports:
             text = (
                 f"{peers.label(node)} sent no report in time: it cannot connect to the others, or "
-                "its launcher has exited: see its log"
+                "its launcher has exited. Check its log"
             )
             yield Finding(text, fatal=True)
 
@@ -243,7 +248,7 @@ def _transfers(peers: Peers, reports: Reports) -> Iterator[Finding]:
         more = f" and {len(ports) - 1} more pairs" if len(ports) > 1 else ""
         pairs = ", ".join(f"{s} to {n}" for s, n, _ in ports[:_MANY])
         text = (
-            f"{peers.label(source)} to {peers.label(node)}{more}: port {peers.port} passes, and "
+            f"{peers.label(source)} to {peers.label(node)}{more}: port {peers.port} works, but "
             f"port {link['bulk']} is {link['how']} (pairs: {pairs}). {_PORTS}"
         )
         yield Finding(text, fatal=True)
@@ -252,9 +257,9 @@ def _transfers(peers: Peers, reports: Reports) -> Iterator[Finding]:
             sizes = {n: reports[n].get("mtu") for n in (source, node) if n in reports}
             known = ", ".join(f"{size} on node {number}" for number, size in sizes.items())
             text = (
-                f"{peers.label(source)} to {peers.label(node)}: small packets pass, but large ones "
-                f"are lost. Probably the MTU ({known}) is larger than the network between them "
-                "supports. Use the same MTU on all nodes and switches, or a smaller one"
+                f"{peers.label(source)} to {peers.label(node)}: small packets arrive, but large "
+                f"ones are lost. The MTU ({known}) is probably larger than the network between the "
+                "nodes supports. Use the same MTU on all nodes and switches, or a smaller one"
             )
             yield Finding(text, fatal=True)
 
@@ -269,10 +274,10 @@ def _versions(peers: Peers, reports: Mapping[int, Mapping[str, str | None]]) -> 
             usual = max(nodes_by_version.values(), key=len)
             odd = [peers.label(node) for node in sorted(reports) if node not in usual]
             each = "; ".join(
-                f"{version or 'none'} on node {ranges(nodes)}"
+                f"{version or 'none'} on node{'s' * (len(nodes) > 1)} {ranges(nodes)}"
                 for version, nodes in nodes_by_version.items()
             )
-            text = f"{name} differs between nodes: {each}. Correct {', '.join(odd[:_MANY])}"
+            text = f"{name} differs between nodes: {each}. Fix {', '.join(odd[:_MANY])}"
             yield Finding(text, fatal=True)
 
 
@@ -284,7 +289,7 @@ def _clocks(peers: Peers, reports: Reports) -> Iterator[Finding]:
             side = "ahead of" if ahead > 0 else "behind"
             text = (
                 f"the clock of {peers.label(node)} is {abs(ahead):.1f} s {side} node 0's: "
-                "logs will be out of order, and from 5 minutes AWS rejects requests. Start chrony"
+                "logs will be out of order, and AWS rejects requests from 5 minutes. Start chrony"
             )
             yield Finding(text, fatal=False)
 
@@ -303,8 +308,8 @@ def _space(peers: Peers, node: int, record: Record) -> Iterator[Finding]:
     spaces = {"/dev/shm": record["shm"], **record["disks"]}  # noqa: S108 - the kernel's own name
     for folder, free in spaces.items():
         if free is not None and free < _LITTLE.get(folder, _LITTLE_ON_DISK):
-            text = f"{folder} of {peers.label(node)} has only {human_size(free)} free"
-            more = " (a container: --shm-size, --ipc=host)" if folder in _LITTLE else ""
+            text = f"{folder} on {peers.label(node)} has only {human_size(free)} free"
+            more = " (in a container: --shm-size or --ipc=host)" if folder in _LITTLE else ""
             yield Finding(text + more, fatal=free < _LEAST.get(folder, _LEAST_ON_DISK))
 
 
@@ -332,8 +337,8 @@ def _slow_devices(peers: Peers, by_node: Mapping[int, Mapping[str, float]]) -> I
         for node, speed in sorted(known.items(), key=lambda item: item[1]):
             if len(known) >= _FEW and speed < _SLOW_DEVICE[name[:3]] * median:
                 beside = f"{speed / median:.0%} of the median"
-                why = "a limit on that machine, another process, or failing hardware"
-                text = f"{peers.label(node)}: {name} reaches {beside} of the nodes: {why}"
+                why = "Check for a limit on that machine, another process or failing hardware"
+                text = f"{peers.label(node)}: {name} runs at {beside} of the nodes. {why}"
                 yield Finding(text, fatal=False)
 
 

@@ -13,9 +13,9 @@ from deploykit_node.preflight import health
 from deploykit_node.preflight.health import Fault, Health
 
 _THROTTLING = {
-    0x08: ("is throttled by its hardware", "power or temperature"),
-    0x20: ("is throttled by its driver: too hot", "cooling"),
-    0x40: ("is throttled by its hardware: too hot", "cooling"),
+    0x08: ("is throttled by its hardware", "its power supply and temperature"),
+    0x20: ("is overheating and throttled by its driver", "the cooling"),
+    0x40: ("is overheating and throttled by its hardware", "the cooling"),
     0x80: ("is throttled by the power supply's brake signal", "the power supply"),
 }
 """Bits of the reasons for a low clock that are not ordinary ones, and what to check."""
@@ -55,7 +55,7 @@ def _faults(nvml: Any, index: int) -> Iterator[Fault]:
     try:
         gpu = nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError as error:
-        yield f"{name} is lost to the driver ({error}): reset it, or restart the node", True
+        yield f"{name} is lost to the driver ({error}): reset the GPU, or restart the node", True
         return
     for part in (
         _memory_errors,
@@ -81,14 +81,14 @@ def _memory_errors(nvml: Any, gpu: Any) -> Iterator[Fault]:
     uncorrected, volatile = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
     count = nvml.nvmlDeviceGetTotalEccErrors(gpu, uncorrected, volatile)
     if count:
-        text = f"has had {count} uncorrectable memory errors (ECC) since its driver was loaded"
+        text = f"has had {count} uncorrectable memory errors (ECC) since the driver was loaded"
         yield f"{text}: reset it", True
 
 
 def _ecc_mode(nvml: Any, gpu: Any) -> Iterator[Fault]:
     current, pending = nvml.nvmlDeviceGetEccMode(gpu)
     if current != pending:
-        yield "has a pending change of its ECC mode, which needs a reset", False
+        yield "has a pending ECC mode change, which requires a reset", False
 
 
 def _rows(nvml: Any, gpu: Any) -> Iterator[Fault]:
@@ -96,9 +96,9 @@ def _rows(nvml: Any, gpu: Any) -> Iterator[Fault]:
     if failed:
         yield "could not remap a bad memory row (row remapping failed): replace the GPU", True
     elif pending:
-        yield "needs a reset to remap a bad memory row (row remapping): reset it", True
+        yield "must be reset to remap a bad memory row (row remapping)", True
     elif uncorrectable:
-        yield f"has replaced {uncorrectable} bad memory rows (row remapping)", False
+        yield f"has remapped {uncorrectable} bad memory rows", False
 
 
 def _clocks(nvml: Any, gpu: Any) -> Iterator[Fault]:
@@ -113,7 +113,8 @@ def _set_clock(nvml: Any, gpu: Any) -> Iterator[Fault]:
     limit = nvml.nvmlDeviceGetApplicationsClock(gpu, nvml.NVML_CLOCK_SM)
     highest = nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM)
     if limit < highest * _SLOW_CLOCK:
-        yield f"has its clock set to {limit} of {highest} MHz: nvidia-smi --reset-gpu-clocks", False
+        text = f"has its clock limited to {limit} MHz of {highest}"
+        yield f"{text}: run nvidia-smi --reset-gpu-clocks", False
 
 
 def _heat(nvml: Any, gpu: Any) -> Iterator[Fault]:
@@ -126,7 +127,7 @@ def _heat(nvml: Any, gpu: Any) -> Iterator[Fault]:
 def _pcie(nvml: Any, gpu: Any) -> Iterator[Fault]:
     now, most = nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu), nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu)
     if now < most:
-        yield f"has {now} of {most} PCIe lanes: a bad slot, riser or cable", False
+        yield f"uses only {now} of {most} PCIe lanes: check its slot, riser and cable", False
 
 
 def _nvlink(nvml: Any, gpu: Any) -> Iterator[Fault]:
@@ -143,10 +144,10 @@ def _nvlink(nvml: Any, gpu: Any) -> Iterator[Fault]:
                 raise
             break  # it has no more
     if up and down:
-        yield f"has NVLink {', '.join(down)} down: check the fabric manager and the link", False
+        yield f"has NVLinks down ({', '.join(down)}): check the fabric manager and the links", False
 
 
 def _use(nvml: Any, gpu: Any) -> Iterator[Fault]:
     used = nvml.nvmlDeviceGetMemoryInfo(gpu).used
     if used > _USED:
-        yield f"has {used / 2**30:.1f} GiB in use before the job starts, by another process", False
+        yield f"already has {used / 2**30:.1f} GiB of memory in use by another process", False

@@ -54,12 +54,12 @@ class Trial(NamedTuple):
 
 
 TRIALS = (
-    Trial(_P2P, "direct access between GPUs (PCIe or NVLink: check ACS and IOMMU, NVLink, Xids)"),
-    Trial({**_P2P, **_SHM}, "shared memory (check the size of /dev/shm and --ipc of containers)"),
-    Trial({**_P2P, **_SHM, **_NET}, "InfiniBand, RoCE, EFA or a network plugin of NCCL"),
+    Trial(_P2P, "direct access between GPUs (PCIe or NVLink: check ACS, IOMMU and Xids)"),
+    Trial({**_P2P, **_SHM}, "shared memory (check the size of /dev/shm, and a container's --ipc)"),
+    Trial({**_P2P, **_SHM, **_NET}, "InfiniBand, RoCE, EFA or an NCCL network plugin"),
     Trial({}, "", "gloo"),
-    Trial(_SHM, "shared memory (check the size of /dev/shm and --ipc of containers)"),
-    Trial(_NET, "InfiniBand, RoCE, EFA or a network plugin of NCCL"),
+    Trial(_SHM, "shared memory (check the size of /dev/shm, and a container's --ipc)"),
+    Trial(_NET, "InfiniBand, RoCE, EFA or an NCCL network plugin"),
 )
 _GLOO = 3
 _ALONE = {1: 4, 2: 5}
@@ -255,14 +255,14 @@ def _answer(helped: int | None) -> str:
     best = TRIALS[helped]
     if best.backend == "gloo":
         return (
-            "NCCL hangs even with plain sockets only, but Gloo works: check that the driver "
-            "supports this NCCL, and check NCCL_SOCKET_IFNAME; NCCL_DEBUG=INFO shows more. Until "
-            "then, use init_process_group('gloo')"
+            "NCCL hangs even over plain sockets, but Gloo works: check NCCL_SOCKET_IFNAME, and "
+            "that the driver supports this NCCL version; NCCL_DEBUG=INFO logs more. In the "
+            "meantime, use init_process_group('gloo')"
         )
     variables = " ".join(f"{name}={value}" for name, value in best.env.items())
     return (
         f"NCCL hangs, but works with {variables}: the fault is in {best.part}. "
-        "Set that in env of the job to train in the meantime, more slowly"
+        "In the meantime, set that under env in the job file to train, more slowly"
     )
 
 

@@ -167,9 +167,7 @@ class Running:
         self._thread.join(max(0.0, deadline - time.monotonic()))
         faults = list(self._found.faults)
         if self._thread.is_alive():
-            text = (
-                f"the check of its {self._current} has not finished: is a driver or disk hanging?"
-            )
+            text = f"checking its {self._current} timed out: a driver or disk may be hanging"
             faults.append((text, False))
         counts, skipped = dict(self._found.counts), list(self._found.skipped)
         return {"faults": faults, "counts": counts, "skipped": skipped}
@@ -218,7 +216,7 @@ def check_disks(health: Health, env: Environ) -> None:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            text = f"cannot write into {folder}: {error.strerror}"
+            text = f"cannot write to {folder}: {error.strerror}"
             health.faults.append((text, error.errno in _BROKEN))
 
 

@@ -150,7 +150,7 @@ def _multiply(gpu: int | None) -> Record:
         if gpu is not None:
             torch.cuda.synchronize(gpu)
         best = min(best, time.perf_counter() - begun)
-    name = "CPU, multiplying" if gpu is None else f"GPU {gpu}, multiplying"
+    name = "CPU matrix multiplication" if gpu is None else f"GPU {gpu} matrix multiplication"
     return {"device": name, "speed": 2 * size**3 / best, "correct": bool((product == size).all())}
 
 

@@ -79,12 +79,12 @@ def judge_links(peers: Peers, reports: Records) -> Iterator[Finding]:
         busy = any(it is None or it < max(usual * _BUSY_NODE, rate * 4) for it in own)
         who = " to ".join(map(peers.label, nodes))
         best = " on its best link" if len(nodes) == 1 else ""
-        why = "Check the cable, the speed of the port (ethtool), and limits on that machine"
+        why = "Check the cable, the port speed (ethtool) and any limits on that machine"
         if busy:
             why = "The machine is busy: its loopback is slow too, so the network may be fine"
         text = (
-            f"{who} is slow, {rate / 1e6:.1f} MB/s{best}, but nodes reach {usual / 1e6:.1f} MB/s "
-            f"(median of their best links). {why}"
+            f"{who} is slow: {rate / 1e6:.1f} MB/s{best}, but the median node reaches "
+            f"{usual / 1e6:.1f} MB/s on its best link. {why}"
         )
         broken = not busy and rate < usual * _BROKEN_LINK
         yield Finding(text, broken, nodes[0] if len(nodes) == 1 else None)
@@ -141,8 +141,8 @@ def judge_group(peers: Peers, measured: Records) -> Iterator[Finding]:
         what = (
             f"all_reduce reaches a bus bandwidth of {_size(rate)}, {rate / usual:.0%} of the median"
         )
-        why = "check its NIC, its cable and other traffic on the network"
-        yield Finding(f"{who}: {what} of the nodes: {why}", fatal=False)
+        why = "Check the NIC, the cable and other network traffic"
+        yield Finding(f"{who}: {what} of the nodes. {why}", fatal=False)
 
 
 def lines(measured: Records, rates: Collection[float | None]) -> Iterator[str]:
@@ -155,13 +155,13 @@ def lines(measured: Records, rates: Collection[float | None]) -> Iterator[str]:
     if not groups:
         return
     small, large = (statistics.median(it[name] for it in groups) for name in ("small", "large"))
-    what = f"{_size(large)} with {groups[0]['size'] / 2**20:.0f} MiB, {_size(small)} with 8 KiB"
+    what = f"{_size(large)} for {groups[0]['size'] / 2**20:.0f} MiB, {_size(small)} for 8 KiB"
     known = [rate for rate in rates if rate]
     if len(rates) > 1 and known:  # one node uses no network
         share = f"{large / min(known):.0%}"
-        what += f"; the network devices of a node carry {_size(min(known))} ({share} of it)"
+        what += f", {share} of the {_size(min(known))} that a node's network devices can carry"
     if busy := sum(record["busy"] >= _BUSY for record in groups):
-        what += f"; {busy} nodes had no free CPU for it and are not compared"
+        what += f"; {busy} nodes had no free CPU and are not compared"
     yield f"bus bandwidth: {what}"
 
 

@@ -15,19 +15,20 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from deploykit_node import log, records, signals
+from deploykit_node import log, notify, records, signals
 from deploykit_node.cluster import Cluster, Environ
 from deploykit_node.network import alive, gathering
 from deploykit_node.network.alive import Listener
 from deploykit_node.network.gathering import Pause, is_written
-from deploykit_node.records import STOPPED, AttemptRecord, NodeExit
-from deploykit_node.restart import cap, checkpoints, slurm_job
+from deploykit_node.records import STOPPED, AttemptRecord, ErrorRecord, NodeExit
+from deploykit_node.restart import cap, checkpoints, decision, failure, slurm_job
 from deploykit_node.restart.slurm_job import (
     ERROR,
     NODE_FAILURE,
     PREEMPTION,
     REQUEST,
     TIME_LIMIT,
+    TRANSIENT,
 )
 
 _EARLY = 75.0
@@ -63,6 +64,11 @@ class Attempt:
         flag = self._decision(self._number)
         self._ended = gathering.gathering(env, "ended", here, flag) if self._limits else None
         self._recorded: NodeExit | None = None
+        self.notifier = notify.Notifier(env)
+        self._is_last = True
+        """Whether this node knows that no other attempt follows."""
+        self._lost: list[int] = []
+        """Nodes whose launcher has disappeared."""
         self.missing: list[int] = []
         """Nodes for which a job has waited in vain that can do without some."""
 
@@ -71,8 +77,15 @@ class Attempt:
 
         That is so where the cost cap is used up, or the job file allows no further restart.
         """
+        end = self._begin()
+        if end is None:
+            self.notifier.begin(self._here)
+        return end
+
+    def _begin(self) -> NodeExit | None:
         self.cap = cap.begin(self._env, self._here.node)
         if self.cap and self.cap.used_up:
+            self._capped = True
             return NodeExit(STOPPED, f"its cost cap is exhausted ({self.cap.text}); raise max_cost")
         if not self._limits:
             return None
@@ -98,7 +111,7 @@ class Attempt:
         why = slurm_job.why_restarted(self._env, self._number) or NODE_FAILURE
         if counted[why] <= self._limits.get(why, counted[why]):
             return None
-        reason = f"Slurm restarted it, but {self._used_up(why)}; {self._how_to_resume()}"
+        reason = f"Slurm restarted the job, but {self._used_up(why)}; {self._how_to_resume()}"
         return NodeExit(STOPPED, reason)
 
     def _complete_restart_records(self, log_sizes: dict[str, int]) -> None:
@@ -157,6 +170,7 @@ class Attempt:
         if not self._limits:
             stopped = end.code == STOPPED or self._capped
             return _extended(full, self._how_to_resume()) if stopped else end
+        self._is_last = False  # unless this node decides so
         if end.code == STOPPED and self._ended:
             self._await(self._ended.complete, None)
             if self._ended.flagged:  # the decision is written
@@ -166,9 +180,16 @@ class Attempt:
             pause = Pause.of(len(self._here.hosts))
             self._await(lambda: pause.over() and is_written(decision), _UNANSWERED)
             return full
+        self._is_last = True
         full = self._decide(full)
         decision.write_text(full.reason + "\n")
         return full
+
+    def root(self, ranks: Path) -> ErrorRecord | None:
+        """Why the ranks failed, if the next attempt depends on it."""
+        if not self._limits or decision.policy(self._env)[0] != "cause":
+            return None
+        return decision.root(self._env, ranks, alone=self._here.peer is None)
 
     def record(self, end: NodeExit) -> None:
         """Leave the exit record of this node, unless it says the same already."""
@@ -177,6 +198,15 @@ class Attempt:
         self._recorded = end
         if self._ended:
             self._ended.arrive()
+
+    def notify_end(self, end: NodeExit) -> None:
+        """Report the end of the run, unless another attempt follows, or another node decides.
+
+        After a signal to stop, only the machine that submitted knows whether it was cancelled.
+        """
+        cancelled = self.stop_signal is not None and not (self._capped or self._noticed)
+        if self._is_last and (not cancelled or not end.code):
+            self.notifier.end(self._here, end, capped=self._capped)
 
     def _decision(self, attempt: int) -> Path:
         """The file whose creator decides what follows an attempt."""
@@ -192,22 +222,44 @@ class Attempt:
 
     def _decide(self, end: NodeExit) -> NodeExit:
         """Request another attempt if the job file allows it. Returns the end with the outcome."""
-        if self._capped or self._capped_file.exists():
+        if self._capped or self._capped_file.exists() or (self.cap and self.cap.used_up):
             return _extended(end, self._how_to_resume())
         job = self._query()
         if job is None:
             return _extended(end, "Slurm did not respond to a query about the job")
         if job.restarts > self._number:
             self._record_slurms_restart(job)
-            return _extended(end, "Slurm restarts it")
+            self._is_last = False
+            return _extended(end, "Slurm is restarting the job")
         why, end = self._cause(end, job)
-        if why is None:
-            return end
+        return end if why is None else self._follow(why, end, job)
+
+    def _follow(self, why: str, end: NodeExit, job: slurm_job.Job) -> NodeExit:
+        """Request another attempt after this one, which ended for the reason `why`, if it may."""
+        error = None
+        if why == ERROR and decision.policy(self._env)[0] == "cause":
+            last = decision.last(self._env)
+            if last and not last["restart"]:  # the reason says so already
+                return _extended(end, self._how_to_resume())
+            error = end.root or decision.of_exit(self._env, end)
+            why = TRANSIENT if error["retry"] == failure.TRANSIENT else ERROR
         objection = self._objection(why, end)
         if objection is not None:
-            wanted = why != ERROR or self._limits.get(ERROR)
+            wanted = why not in (ERROR, TRANSIENT) or self._limits.get(why)
             return _extended(end, f"{objection}; {self._how_to_resume()}") if wanted else end
-        return self._requeue(why, end)
+        if error is None:
+            decision.after_event(self._env, why, self._saved_since())
+            return self._requeue(why, end, job)
+        decided = decision.after_failure(self._env, error, self._saved_since())
+        if not decided.restart:
+            return _extended(end, f"{decided.why}; {self._how_to_resume()}")
+        return self._requeue(why, _extended(end, decided.why), job, decided.wait)
+
+    def _saved_since(self) -> str:
+        """The newest checkpoint of this attempt since the last decision; empty without one."""
+        last = decision.last(self._env)
+        since = last["at"] if last else 0.0
+        return checkpoints.newest(self._at_start, self._checkpoints, since) or ""
 
     def _query(self) -> slurm_job.Job | None:
         deadline = time.monotonic() + _UNANSWERED
@@ -229,7 +281,7 @@ class Attempt:
             return PREEMPTION, end
         if job.state != "COMPLETING" and (lost := self._lost_nodes()):
             name = f"node {lost[0]} ({self._here.hosts[lost[0]]})"
-            reason = f"the launcher of {name} disappeared, as after SIGKILL"
+            reason = f"the launcher of {name} disappeared, as if killed by SIGKILL"
             return ERROR, NodeExit(137, reason)
         return self._cause_without_slurm(end, job), end
 
@@ -245,6 +297,7 @@ class Attempt:
         if self.missing:
             return self.missing
         lost = alive.lost_nodes(self._env, self._here.node) if self._here.peer else []
+        self._lost = lost
         hosts = {self._here.hosts[node]: "its launcher disappeared" for node in lost}
         records.record_unhealthy(self._env, hosts, failed_check=False)
         return lost
@@ -261,21 +314,32 @@ class Attempt:
         saved = end.code == STOPPED or checkpoints.newest(self._at_start, self._checkpoints)
         if why == TIME_LIMIT and not saved:
             return (
-                f"it is not restarted: this attempt left no checkpoint in {self._checkpoints}, so "
-                "a retry would make no progress"
+                f"not restarted: this attempt saved no checkpoint in {self._checkpoints}, so a "
+                "retry would make no progress"
             )
         return None
 
-    def _requeue(self, why: str, end: NodeExit) -> NodeExit:
+    def _requeue(self, why: str, end: NodeExit, job: slurm_job.Job, wait: float = 0.0) -> NodeExit:
         """Ask Slurm for the next attempt. If it agrees, it now ends this one."""
-        number = self._number + 1
+        number, avoid = self._number + 1, slurm_job.dispensable(job, self._to_avoid(end))
         slurm_job.record_restart(self._env, number, why)
         error = slurm_job.requeue(self._env)
         if error is not None:
             slurm_job.withdraw_restart(self._env, number)
-            return _extended(end, f"Slurm did not requeue it: {error}")
+            return _extended(end, f"Slurm did not requeue the job: {error}")
+        self._is_last = False
+        adjusted = slurm_job.adjust(self._env, job, avoid, wait)
         counted = slurm_job.describe(slurm_job.restarts(self._env, number))
-        return _extended(end, f"requeued: restart {number} ({counted})")
+        return _extended(end, f"requeued{adjusted}: restart {number} ({counted})")
+
+    def _to_avoid(self, end: NodeExit) -> list[str]:
+        """The hosts that are at fault: those that were lost, or that of a broken GPU or link."""
+        if self._lost:
+            return [self._here.hosts[node] for node in self._lost]
+        if end.root is None or end.root["label"] not in failure.BAD_NODE:
+            return []
+        node = end.root["rank"] // end.root["local_world_size"]
+        return [self._here.hosts[node]] if node < len(self._here.hosts) else []
 
     def _record_slurms_restart(self, job: slurm_job.Job) -> None:
         """Record why Slurm itself restarts the job."""
@@ -287,12 +351,12 @@ class Attempt:
     def _stop_reason(self, end: NodeExit) -> str:
         """The reason for ranks that stopped with a checkpoint."""
         if not self._received:
-            return f"{end.reason}, which means that it can resume, but no signal told it to stop"
+            return f"{end.reason}, which means that it can resume, but it received no stop signal"
         first, received_at = next(iter(self._received.items()))
         saved = checkpoints.newest(self._at_start, self._checkpoints, received_at)
         folder = self._checkpoints or "its folder"
-        what = f"saved {saved}" if saved else f"left nothing new in {folder}"
-        return f"after {signals.name(first)} it {what} and exited with code {end.code}"
+        what = f"saved {saved}" if saved else f"saved nothing new in {folder}"
+        return f"after {signals.name(first)} the program {what} and exited with code {end.code}"
 
     def _used_up(self, why: str) -> str:
         limit = self._limits.get(why, 0)
@@ -302,7 +366,7 @@ class Attempt:
         if not checkpoints.snapshot(self._checkpoints):
             return "there is no checkpoint to resume from"
         location = self._env.get("DEPLOYKIT_CHECKPOINT_BUCKET") or self._checkpoints
-        return f"to resume, submit it again with --set checkpoints={location}"
+        return f"to resume, submit the job again with --set checkpoints={location}"
 
     def _say(self, text: str) -> None:
         log.say(self._here.node, text)

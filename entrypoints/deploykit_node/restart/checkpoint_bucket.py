@@ -31,6 +31,7 @@ OWN = ".deploykit"
 """What is deploykit's below the prefix, and the folder in which files arrive."""
 _MANIFESTS = f"{OWN}/checkpoints/"
 _ENDED = f"{OWN}/ended/"
+_ARRIVING = f"{OWN}/arriving"
 _PROBE = f"{OWN}/writable"
 _MANIFEST = re.compile(r"(?P<name>.+)/node-(?P<node>\d{1,6})-of-(?P<count>\d{1,6})\.json")
 _SETTLED = 2.0
@@ -314,7 +315,7 @@ class CheckpointBucket:
             _set_aside(folder, [one for one in here.values() if one.name not in self.complete()])
         missing = {one.name: _missing(one, folder) for one in wanted}
         files = [file for some in missing.values() for file in some]
-        _check_space(folder, sum(file.size for file in files))
+        _check_space(folder, sum(file.size for file in files if not _has_arrived(file, folder)))
         self.download(files, folder)
         return [one for one in wanted if missing[one.name]]
 
@@ -326,17 +327,19 @@ class CheckpointBucket:
     ) -> None:
         """Copy files into `folder`, under their paths, once all of them have arrived.
 
-        `done` receives the bytes that arrived, from several threads.
+        `done` receives the bytes that arrived, from several threads. What an interrupted copy has
+        left is used.
         """
-        arrived = folder / OWN / "arriving"
-        shutil.rmtree(arrived, ignore_errors=True)
-        objects = [Entry(file.key, file.size, 0.0, "") for file in files]
-        self._bucket.download(objects, arrived, done)
+        _remove_other_versions(folder, files)
+        absent = {file.key: file for file in files if not _has_arrived(file, folder)}
+        objects = [Entry(file.key, file.size, 0.0, "") for file in absent.values()]
+        self._bucket.download(objects, folder, done, lambda entry: _arrival(absent[entry.name]))
         for file in sorted(files, key=lambda file: checkpoint_folder.is_manifest(file.path)):
-            os.utime(arrived / file.key, ns=(file.modified, file.modified))
+            arrived = folder / _arrival(file)
+            os.utime(arrived, ns=(file.modified, file.modified))
             (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
-            (arrived / file.key).replace(folder / file.path)
-        shutil.rmtree(arrived, ignore_errors=True)
+            arrived.replace(folder / file.path)
+        shutil.rmtree(folder / _ARRIVING, ignore_errors=True)
 
     def _newest(self) -> list[Stored]:
         """The newest complete checkpoint of each series, and all that are in none."""
@@ -421,11 +424,28 @@ def _missing(stored: Stored, folder: Path) -> list[StoredFile]:
     return missing
 
 
+def _arrival(file: StoredFile) -> str:
+    """Where a state of a file arrives, below the folder."""
+    return f"{_ARRIVING}/{file.modified}/{file.key}"
+
+
+def _has_arrived(file: StoredFile, folder: Path) -> bool:
+    path = folder / _arrival(file)
+    return path.exists() and path.stat().st_size == file.size
+
+
+def _remove_other_versions(folder: Path, files: Sequence[StoredFile]) -> None:
+    wanted = {str(file.modified) for file in files}
+    for other in (folder / _ARRIVING).glob("*"):
+        if other.name not in wanted:
+            shutil.rmtree(other, ignore_errors=True)
+
+
 def _check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise BucketError(
-            f"{folder} has {readable(free)} free, and the checkpoint to resume from needs "
+            f"{folder} has {readable(free)} free, but the checkpoint to resume from needs "
             f"{readable(needed)}. Free some space there, or choose another folder."
         )
 

@@ -66,8 +66,8 @@ def choose_folder(env: dict[str, str], here: Cluster) -> None:
         return
     if "$" in base:
         raise BadEnvironment(
-            f"slurm.checkpoint_folder is {env[NODE_FOLDER]}, and a variable in it is not set on "
-            "this node. Choose a folder that each node has."
+            f"slurm.checkpoint_folder is {env[NODE_FOLDER]}, which contains a variable that is not "
+            "set on this node. Choose a folder that every node has."
         )
     path = Path(base, env.get("DEPLOYKIT_RUN", "run"), f"node-{here.number}")
     env["DEPLOYKIT_CHECKPOINT_DIR"] = str(path)
@@ -108,7 +108,7 @@ def _start(env: Environ, here: Cluster) -> subprocess.Popen[str]:
     answer = process.stdout.readline().strip()
     if answer != _READY:
         process.wait()
-        raise BadEnvironment(answer or "The process that keeps checkpoints has crashed.")
+        raise BadEnvironment(answer or "The process that copies checkpoints crashed.")
     return process
 
 
@@ -138,8 +138,8 @@ def _finish(process: subprocess.Popen[str], env: Environ, here: Cluster, *, stop
         folder = env.get("DEPLOYKIT_CHECKPOINT_DIR", "")
         log.say(
             here.number,
-            f"warning: the last {left:.0f} seconds were too short to copy all checkpoints to "
-            f"{env.get(BUCKET)}; the rest is in {folder}",
+            f"warning: the last {left:.0f} seconds were not enough to copy all checkpoints to "
+            f"{env.get(BUCKET)}; the rest are in {folder}",
         )
 
 
@@ -206,7 +206,7 @@ class _Keeper:
                 restored = self._bucket.restore(self._folder)
         except OSError as error:
             raise BadEnvironment(
-                f"{self._folder} is not usable for checkpoints: {error}"
+                f"{self._folder} cannot be used for checkpoints: {error}"
             ) from error
         if self._bucket is None:
             return
@@ -245,7 +245,7 @@ class _Keeper:
         self.look(last=True)
         if self._bucket is not None and self._error:
             missing = f"not all checkpoints are in {self._bucket.location}"
-            self._say(f"warning: {missing}; those of this attempt are in {self._folder}")
+            self._say(f"warning: {missing}; this attempt's checkpoints are in {self._folder}")
         elif self._bucket is not None and self._count > 1:
             with contextlib.suppress(BucketError):
                 self._bucket.end()
@@ -290,7 +290,8 @@ class _Keeper:
             self._answer(bucket, {one.name: one for one in own if one.files}, last=last)
         if saved and self._keep and self._node == 0:
             for name in bucket.keep_newest(self._keep, self._began):
-                self._say(f"{name} deleted from {bucket.location}: keep_checkpoints")
+                why = f"keep_checkpoints is {self._keep}"
+                self._say(f"{name} deleted from {bucket.location}: {why}")
         if saved:
             self._record()
 
@@ -316,7 +317,7 @@ class _Keeper:
             return
         self._error = text
         if text:
-            self._say(f"warning: {text} Training continues, and the copy is retried.")
+            self._say(f"warning: {text} Training continues, and the copy will be retried.")
         self._record()
 
     def _record(self) -> None:

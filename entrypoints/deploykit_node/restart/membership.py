@@ -119,7 +119,7 @@ class Membership:
                 self._announce(announced)
                 if newest.number > self._now.number:
                     count = len(newest.members)
-                    say(f"{count} nodes are training; this one joins at the next checkpoint")
+                    say(f"{count} nodes are training; this node will join at the next checkpoint")
             if any(member.answers() for member in newest.members if member != self._me):
                 begun = time.monotonic()
             self._form(newest)
@@ -246,8 +246,8 @@ def folder(env: Environ) -> Path:
     run = env.get("DEPLOYKIT_RUN_DIR")
     if not run:
         raise BadEnvironment(
-            "The nodes of a job whose number of nodes may change find each other through the run "
-            "folder: set DEPLOYKIT_RUN_DIR to one folder that all of them share."
+            "The nodes of an elastic job find each other through the run folder: "
+            "set DEPLOYKIT_RUN_DIR to a folder that all nodes share."
         )
     return Path(run, FOLDER, str(records.attempt(env)))
 

@@ -29,6 +29,8 @@ from deploykit_node.records import RestartRecord
 
 TIME_LIMIT, PREEMPTION, NODE_FAILURE = "time_limit", "preemption", "node_failure"
 ERROR = "error"
+TRANSIENT = "transient"
+"""A rank failed for a transient reason: the network, the storage, another process."""
 REQUEST = "request"
 """A user asked for it: `scontrol requeue`, or `scancel --signal=USR2`. No limit counts these."""
 
@@ -65,6 +67,9 @@ class Job:
     """Seconds until its time limit; below 0 after it, infinite without one."""
     ran: float = 0.0
     """Seconds since this attempt began."""
+    partition: str = ""
+    excluded: tuple[str, ...] = ()
+    """The nodes that must not be used."""
 
     @property
     def timed_out(self) -> bool:
@@ -96,6 +101,8 @@ def parse(line: str) -> Job:
         reason=values.get("Reason", ""),
         restarts=int(restarts) if re.fullmatch(r"[0-9]{1,9}", restarts) else 0,
         nodes=tuple(cluster.expand(values.get("NodeList", "").replace("(null)", ""))),
+        partition=values.get("Partition", ""),
+        excluded=tuple(cluster.expand(values.get("ExcNodeList", "").replace("(null)", ""))),
         preempted=values.get("PreemptTime", "None") not in ("None", "(null)", ""),
         left=_seconds(values.get("TimeLimit", "")) - ran,
         ran=0.0 if math.isinf(ran) else ran,
@@ -117,6 +124,36 @@ def requeue(env: Environ) -> str | None:
         if not re.search(r"contact|timed out|Connection|communication", done.stderr):
             return done.stderr.strip()
         time.sleep(_RETRY_AFTER)
+
+
+def dispensable(job: Job, hosts: Sequence[str]) -> list[str]:
+    """Those of the hosts, if the partition has enough nodes without them; else none."""
+    if not hosts:
+        return []
+    shown = _output(["scontrol", "--oneliner", "show", "partition", job.partition])
+    match = re.search(r"\bTotalNodes=([0-9]{1,9})\b", shown)
+    size, excluded = int(match[1]) if match else 0, {*job.excluded, *hosts}
+    return list(hosts) if size - len(excluded) >= len(job.nodes) else []
+
+
+def adjust(env: Environ, job: Job, avoid: Sequence[str], wait: float) -> str:
+    """Let the requeued job avoid hosts, and wait some seconds. Returns what was done, in words.
+
+    Slurm may end this process at any moment.
+    """
+    changes, done = [], ""
+    if avoid:
+        changes.append(f"ExcNodeList={','.join(dict.fromkeys((*job.excluded, *avoid)))}")
+        done += f" without {', '.join(avoid)}"
+    if wait:
+        changes.append(f"StartTime=now+{math.ceil(wait)}seconds")
+        done += f" in {wait:g} s"
+    if not changes:
+        return ""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        argv = ["scontrol", "update", f"JobId={env['SLURM_JOB_ID']}", *changes]
+        return done if _run(argv).returncode == 0 else ""
+    return ""
 
 
 def cause(folder: Path, node: int, begun: Mapping[str, int]) -> str | None:

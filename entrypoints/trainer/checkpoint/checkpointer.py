@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
@@ -184,15 +184,21 @@ def find_latest(folder: Path, check: Check = _accept) -> VerifiedCheckpoint:
     Raises FileNotFoundError if there is no checkpoint, UnusableCheckpoints if there are only such
     that are damaged or not accepted.
     """
-    single = integrity.FOLDER_NAME.fullmatch(folder.name) and folder.is_dir()
+    single = is_checkpoint(folder)
     checkpoint = first_valid([folder] if single else _latest_first(folder), check)
     if checkpoint is None:
-        raise FileNotFoundError(f"no checkpoint found in {folder}; train.py writes one there")
+        raise FileNotFoundError(f"no checkpoint found in {folder}, where train.py saves them")
     best = folder / _folder_name(checkpoint.progress["best_step"])
     if single or not checkpoint.progress.get("out_of_patience") or best == checkpoint.path:
         return checkpoint
     print(f"--patience stopped this run at {checkpoint.path.name}; the best is {best.name}")
     return cast("VerifiedCheckpoint", first_valid([best], check))
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder is one checkpoint, under whatever name it was copied, not several."""
+    named = bool(integrity.FOLDER_NAME.fullmatch(folder.name)) and folder.is_dir()
+    return named or (folder / integrity.MANIFEST).is_file()
 
 
 def read(path: Path) -> State:
@@ -216,11 +222,21 @@ def latest_weights(folder: Path) -> State:
 
 def trained_weights(path: Path) -> State:
     """The weights of a checkpoint by name: their averages, where it has them."""
-    state = read(path)
+    from trainer.checkpoint import dcp_files
+
+    metadata = integrity.read_metadata(path)
+    names = weight_names(metadata.state_dict_metadata)
+    state = dcp_files.read(path, metadata, set(names.values()))
+    return {name: state[stored] for name, stored in names.items()}
+
+
+def weight_names(stored: Iterable[str]) -> dict[str, str]:
+    """The names under which a checkpoint has the trained weights, by their names in the model."""
+    prefixes = ("model.", weight_average.PREFIX)
     return {
-        name.removeprefix(prefix): value
-        for prefix in ("model.", weight_average.PREFIX)
-        for name, value in state.items()
+        name.removeprefix(prefix): name
+        for prefix in prefixes
+        for name in stored
         if name.startswith(prefix)
     }
 
@@ -255,8 +271,8 @@ def first_valid(
     if damaged:
         count = f"none of the {len(paths)} checkpoints" if len(paths) > 1 else "no checkpoint"
         raise UnusableCheckpoints(
-            f"{count} in {paths[0].parent} can be read ({damaged}). Restore one from a copy; "
-            "to train from the start instead, remove them or use another folder"
+            f"{count} in {paths[0].parent} can be read ({damaged}). Restore one from a backup; "
+            "to start from scratch instead, remove them or use another folder"
         )
     return None
 

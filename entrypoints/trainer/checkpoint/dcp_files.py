@@ -73,16 +73,19 @@ class _TensorPlanner(DefaultLoadPlanner):
     """Refuses objects, which torch's planner would unpickle."""
 
     def load_bytes(self, *_item_and_bytes: Any) -> None:
-        raise InvalidFile("it has an object; only tensors are loaded")
+        raise InvalidFile("it contains an object; only tensors are loaded")
 
 
-def read(folder: Path, metadata: Metadata) -> dict[str, Tensor]:
-    """Read all tensors of a checkpoint, unsharded, in one process without a group."""
+def read(
+    folder: Path, metadata: Metadata, names: Container[str] | None = None
+) -> dict[str, Tensor]:
+    """Read tensors of a checkpoint, by default all, unsharded, in one process without a group."""
     state = {
         name: torch.zeros(kind.size, dtype=kind.properties.dtype)
         for name, kind in _tensors(metadata).items()
+        if names is None or name in names
     }
-    for name, chunk, tensor in _chunks(folder, metadata):
+    for name, chunk, tensor in _chunks(folder, metadata, names=names):
         ends = map(sum, zip(chunk.offsets, chunk.sizes, strict=True))
         state[name][tuple(map(slice, chunk.offsets, ends))].copy_(tensor)
     return state
@@ -97,10 +100,15 @@ def check(folder: Path, metadata: Metadata, files: Container[str]) -> None:
 
 
 def _chunks(
-    folder: Path, metadata: Metadata, files: Container[str] | None = None
+    folder: Path,
+    metadata: Metadata,
+    files: Container[str] | None = None,
+    names: Container[str] | None = None,
 ) -> Iterator[tuple[str, ChunkStorageMetadata, Tensor]]:
-    """The chunks of a checkpoint that are in `files`, by default all of them."""
+    """The chunks of a checkpoint that are in `files` and of tensors `names`, by default all."""
     for name, kind in _tensors(metadata).items():
+        if names is not None and name not in names:
+            continue
         for chunk in kind.chunks:
             info = metadata.storage_data[MetadataIndex(name, chunk.offsets)]
             if files is None or info.relative_path in files:
@@ -171,12 +179,12 @@ def _storage(
         key, fields = _state(index, "MetadataIndex"), _state(info, "_StorageInfo")
         file, start, length = fields["relative_path"], fields["offset"], fields["length"]
         if fields.get("transform_descriptors"):
-            raise InvalidFile("its bytes are encoded, for example compressed")
+            raise InvalidFile("its data is encoded, for example compressed")
         if file not in sizes:
             raise InvalidFile(f"{ascii(file)[:100]} is not part of the checkpoint")
         integers = type(start) is int and type(length) is int
         if not integers or start < 0 or length < 1 or start + length > sizes[file]:
-            raise InvalidFile(f"the bytes of a chunk lie outside {file}")
+            raise InvalidFile(f"a chunk lies outside {file}")
         infos[key["fqn"], _size(key["offset"])] = _StorageInfo(file, start, length)
     ends: dict[str, int] = {}
     for each in sorted(infos.values(), key=lambda each: each.offset):
@@ -209,7 +217,7 @@ def _tensor(
         if (name, offsets) not in infos:
             raise InvalidFile(f"a chunk of {name} is not stored in any file")
         if math.prod(sizes) * dtype.itemsize > infos[name, offsets].length:
-            raise InvalidFile(f"{name} claims more bytes than are stored")
+            raise InvalidFile(f"{name} declares more bytes than are stored")
         chunks[offsets] = ChunkStorageMetadata(offsets, sizes)
     if sum(math.prod(chunk.sizes) for chunk in chunks.values()) != math.prod(shape):
         raise InvalidFile(f"the chunks of {name} do not fill its shape {tuple(shape)}")
@@ -219,7 +227,7 @@ def _tensor(
 def _state(value: Any, kind: str) -> Any:
     """The state of a stand-in for an object of the class `kind`."""
     if not isinstance(value, _StandIn) or type(value).__name__ != kind:
-        raise InvalidFile(f"it has an unexpected object in place of a {kind}")
+        raise InvalidFile(f"it contains an unexpected object in place of a {kind}")
     return value.state
 
 
@@ -228,5 +236,5 @@ def _size(value: _StandIn) -> torch.Size:
     if type(value).__name__ != "Size" or not all(
         type(number) is int and 0 <= number < 2**62 for number in numbers
     ):
-        raise InvalidFile("it has an unexpected object in place of a shape")
+        raise InvalidFile("it contains an unexpected object in place of a shape")
     return torch.Size(numbers)

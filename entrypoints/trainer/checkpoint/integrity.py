@@ -52,7 +52,7 @@ class VerifiedCheckpoint(NamedTuple):
         stored = self.tensors
         for name, tensor in state.items():
             if name not in stored:
-                return f"it has no tensor {name}"
+                return f"it does not contain the tensor {name}"
             if stored[name][1] != tensor.size():
                 shape, expected = tuple(stored[name][1]), tuple(tensor.size())
                 return f"the shape of {name} is {shape}, expected {expected}"
@@ -140,7 +140,7 @@ def _file_entry(name: str, sums: Any) -> tuple[int, int]:
         raise InvalidFile(f"{MANIFEST} lists {ascii(name)[:100]}, which is not a checkpoint file")
     if type(sums) is list and [type(each) for each in sums] == [int, int] and 0 <= sums[0] < 2**63:
         return sums[0], sums[1]
-    raise InvalidFile(f"{MANIFEST} has no valid size and checksum for {name}")
+    raise InvalidFile(f"{MANIFEST} lacks a valid size or checksum for {name}")
 
 
 def _read_metadata(

@@ -103,7 +103,7 @@ def _encoded(name: str, value: Any) -> tuple[str, Tensor]:
 
 def _load(name: str, tensor: Tensor) -> Any:
     if tensor.dtype != torch.uint8 or tensor.dim() != 1:
-        raise InvalidFile(f"{name} is not of bytes")
+        raise InvalidFile(f"{name} is not a byte tensor")
     return unpack(name, tensor.numpy().tobytes())
 
 

@@ -157,7 +157,7 @@ def flops_per_sample(build: Callable[[], nn.Module], inputs: Any) -> float:
     with torch.device("meta"):
         model = build()
     if not all(parameter.is_meta for parameter in model.parameters()):
-        raise ValueError("Task.model returned a model, or parts of one, that it had built before")
+        raise ValueError("Task.model reused a model, or parts of one, that it had built before")
     model.eval()
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         call(model, sample)

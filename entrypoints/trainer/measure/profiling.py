@@ -44,7 +44,7 @@ def profiler(
         )
         context.log(
             f"trace of steps {first} to {last} written to {path}; communication took "
-            f"{microseconds / 1000 / count:.2f} ms per step, some of it overlapped with compute"
+            f"{microseconds / 1000 / count:.2f} ms per step, including what overlapped with compute"
         )
 
     before = first - 1 - completed

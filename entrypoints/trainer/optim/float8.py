@@ -35,7 +35,7 @@ def convert(model: nn.Module, layers: Sequence[str], device: torch.device) -> No
     if not chosen:
         raise ConfigError(
             "--precision float8 requires linear layers whose sizes are multiples of "
-            f"{MULTIPLE}, and this model's layers have none: use bf16"
+            f"{MULTIPLE}, and this model has none: use bf16"
         )
     convert_to_float8_training(
         model,

@@ -150,7 +150,7 @@ def _advanced(schedule: LRScheduler, steps: int) -> LRScheduler:
     if isinstance(schedule, ReduceLROnPlateau):
         raise ConfigError(
             "Task.lr_schedule: ReduceLROnPlateau needs the validation loss, but schedules here "
-            "depend only on the step: choose another one, or stop early with --patience"
+            "depend only on the step: choose another schedule, or stop early with --patience"
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the optimizer made no steps: another process did

@@ -191,12 +191,12 @@ class ContextParallel:
             longer = -(-length // self.size) * self.size
             raise ConfigError(
                 f"--context-parallel {self.size} does not divide sequences of {length} positions: "
-                f"pad them, with targets of -100, to {longer} in the task's collate"
+                f"pad them to {longer} in the task's collate, with targets of -100"
             )
         if self.window and length > self.window:
             raise ConfigError(
-                f"--context-parallel does not support sliding-window attention, here {self.window} "
-                f"of {length} positions: use shorter sequences, or another strategy"
+                f"--context-parallel does not support sliding-window attention ({self.window} "
+                f"of {length} positions): use shorter sequences, or another strategy"
             )
         size = length // self.size
         self.causal_mask(size)
@@ -235,7 +235,7 @@ class ContextParallel:
                 raise ConfigError(
                     f"--context-parallel: no part of {type(model).__name__} takes {POSITIONS}, so "
                     "a rank cannot pass the position where its part of a sequence begins: add "
-                    "this parameter, of shape (1, sequence), to `forward`, or give "
+                    "this parameter, of shape (1, sequence), to `forward`, or define "
                     "Task.slice_sequence if positions are among the inputs"
                 )
         leaves = pytree.tree_leaves(sample.targets)
@@ -268,14 +268,14 @@ class ContextParallel:
         if not called:
             raise ConfigError(
                 "--context-parallel requires a model that calls scaled_dot_product_attention, but "
-                "this one does not: transformers' models do with attn_implementation='sdpa'"
+                "this one does not: for transformers models, set attn_implementation='sdpa'"
             )
         if not worst <= TOLERANCES[setup.options.precision]:
             raise ConfigError(
-                f"--context-parallel: outputs or loss differ by {worst:.1e} from those of whole "
-                "sequences. Something besides scaled_dot_product_attention mixes positions, the "
-                "model does not use its position_ids, or the loss shifts its targets: shift them "
-                "in the data, and choose another strategy for such models"
+                f"--context-parallel: outputs or loss differ by {worst:.1e} from the results for "
+                "whole sequences. Something other than scaled_dot_product_attention mixes "
+                "positions, the model does not use its position_ids, or the loss shifts its "
+                "targets: shift them in the data instead, or choose another strategy"
             )
 
     def _worst_difference(
@@ -320,7 +320,7 @@ class _Attention(TorchFunctionMode):
             return self._context.attend(*args, **(kwargs or {}))
         if func is functional.multi_head_attention_forward:  # its attention is not seen from here
             raise ConfigError(
-                "--context-parallel cannot compute nn.MultiheadAttention: use a layer that calls "
+                "--context-parallel does not support nn.MultiheadAttention: use a layer that calls "
                 "torch.nn.functional.scaled_dot_product_attention"
             )
         return func(*args, **(kwargs or {}))
@@ -330,8 +330,8 @@ def _check(query: Tensor, key: Tensor) -> None:
     """Raise ConfigError if the keys are not those of the positions of the queries."""
     if hasattr(query, "device_mesh"):
         raise ConfigError(
-            "--context-parallel requires attention on plain tensors, not on DTensors: in the plan "
-            "for tensor parallelism, let the layers before it have use_local_output=True"
+            "--context-parallel requires attention on plain tensors, not on DTensors: in the "
+            "tensor-parallel plan, set use_local_output=True for the layers before attention"
         )
     if key.shape[-2] != query.shape[-2]:
         raise ConfigError(
@@ -354,7 +354,7 @@ def _length(batch: Batch) -> int:
         if isinstance(leaf, Tensor) and leaf.dim() > 1:
             return leaf.shape[1]
     raise ConfigError(
-        "--context-parallel requires sequences: tensors (batch, sequence, ...); choose another "
+        "--context-parallel requires tensors of shape (batch, sequence, ...): choose another "
         "strategy"
     )
 
@@ -364,8 +364,8 @@ def _slice_leaf(leaf: Tensor, length: int, positions: slice) -> Tensor:
         return leaf
     if leaf.shape[1] != length:
         raise ConfigError(
-            f"--context-parallel: a tensor of shape {tuple(leaf.shape)} in a batch is not "
-            f"(batch, {length}, ...) like the targets: give Task.slice_sequence"
+            f"--context-parallel: a tensor in the batch has shape {tuple(leaf.shape)}, not "
+            f"(batch, {length}, ...) like the targets: define Task.slice_sequence"
         )
     return leaf[:, positions]
 
@@ -380,14 +380,14 @@ def _window(model: nn.Module) -> int | None:
 def _check_names(inputs: Any) -> None:
     """Raise ConfigError if a batch has what other parts of a sequence would need."""
     reasons = {
-        "attention_mask": "causal attention needs none for trailing padding (targets of -100)",
-        POSITIONS: "they are passed to the model",
+        "attention_mask": "causal attention needs no mask for trailing padding (targets of -100)",
+        POSITIONS: "the trainer passes them to the model",
     }
     for name, reason in reasons.items():
         if isinstance(inputs, Mapping) and inputs.get(name) is not None:
             raise ConfigError(
-                f"--context-parallel: leave {name} out of the batch: {reason}. If it says more "
-                "than that, such as where documents begin, give Task.slice_sequence"
+                f"--context-parallel: leave {name} out of the batch: {reason}. If it "
+                "carries other information, such as document boundaries, define Task.slice_sequence"
             )
 
 

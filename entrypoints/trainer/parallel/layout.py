@@ -312,7 +312,7 @@ def _size_problems(layout: Layout) -> Iterator[str]:
     elif name == "pp" and dims.pp != world:
         yield (
             f"--strategy pp is one pipeline over all {world} rank(s), which conflicts with "
-            f"--pipeline-parallel {dims.pp}: remove that option, or use pp-dp for several"
+            f"--pipeline-parallel {dims.pp}: remove that option, or use pp-dp for several pipelines"
         )
     elif preset.pipeline and name != "pp":
         yield from _pipelines_problems(layout)
@@ -327,7 +327,7 @@ def _indivisible(flag: str, size: int, world: int, **inner: int) -> str:
     outside = " and ".join(f"{size} for {name}" for name, size in inner.items() if size > 1)
     rest = world // math.prod(inner.values())
     return (
-        f"{flag} {size} does not divide the {rest} ranks{' outside of ' * bool(outside)}{outside}: "
+        f"{flag} {size} does not divide the {rest} ranks{' left after ' * bool(outside)}{outside}: "
         f"use one of {divisors(rest)}"
     )
 
@@ -366,16 +366,16 @@ def _schedule_problems(layout: Layout) -> Iterator[str]:
             "interleaved has several stages per rank, and requires at least 2"
         )
     if interleaved and ranks == 1:
-        yield "--schedule interleaved requires at least two ranks: use 1f1b, or start more"
+        yield "--schedule interleaved requires at least two ranks: use 1f1b, or start more ranks"
     if interleaved and micro_batches % ranks:
         yield (
-            f"--micro-batches {micro_batches} must be a multiple of the {ranks} ranks of a "
-            f"pipeline for --schedule interleaved: {4 * ranks} is a good value"
+            f"--schedule interleaved requires --micro-batches to be a multiple of {ranks}, the "
+            f"ranks per pipeline, not {micro_batches}: {4 * ranks} is a good value"
         )
     if name == "1f1b" and micro_batches < ranks:
         yield (
-            f"--micro-batches {micro_batches} must be at least the {ranks} stages for "
-            f"--schedule 1f1b, or ranks stay idle: {4 * ranks} is a good value"
+            f"--schedule 1f1b requires --micro-batches of at least {ranks}, the number of stages, "
+            f"not {micro_batches}, or ranks stay idle: {4 * ranks} is a good value"
         )
 
 
@@ -385,8 +385,9 @@ def _ddp_problems(layout: Layout) -> Iterator[str]:
         yield "--compress bf16 requires GPUs (NCCL 2.10 or later); fp16 works with gloo"
     if options.static_graph and options.micro_batches > 1 and not options.reduce_each:
         yield (
-            "--static-graph requires gradients to be reduced in every backward pass, which "
-            "--micro-batches above 1 skips until the last one: use one of the two, or --reduce-each"
+            "--static-graph requires gradients to be reduced in every backward pass, but with "
+            "--micro-batches above 1 only the last pass reduces them: remove one of the two "
+            "options, or add --reduce-each"
         )
 
 
@@ -409,7 +410,7 @@ def _model_problems(options: TrainOptions, dims: ParallelDims) -> Iterator[str]:
     ranks, length = dims.tp, options.sequence // dims.cp
     if options.task not in ("digits", "text"):
         if options.sequence_parallel:
-            yield "--sequence-parallel: put it into the plan of your task, Task.tensor_parallel"
+            yield "--sequence-parallel: include it in your task's plan, Task.tensor_parallel"
         return
     text = options.task == "text"
     what, size = ("--heads", options.heads) if text else ("the hidden size", HIDDEN_SIZE)
@@ -426,6 +427,6 @@ def _model_problems(options: TrainOptions, dims: ParallelDims) -> Iterator[str]:
         parts = ranks * dims.cp
         longer = math.ceil(options.sequence / parts) * parts
         yield (
-            f"--sequence-parallel requires --sequence {options.sequence} to be a multiple of the "
-            f"{parts} ranks: choose --sequence {longer}"
+            f"--sequence-parallel requires --sequence to be a multiple of {parts}, not "
+            f"{options.sequence}: choose --sequence {longer}"
         )

@@ -67,6 +67,11 @@ def join() -> DistributedContext:
     return DistributedContext(distributed.get_rank(), distributed.get_world_size(), device)
 
 
+def alone() -> DistributedContext:
+    """The context of one process that computes without a group."""
+    return DistributedContext(0, 1, _device()[0])
+
+
 def _rendezvous() -> dict[str, Any]:
     """Arguments of `init_process_group` that keep a restart apart from the attempt before it.
 

@@ -81,7 +81,7 @@ class Cut:
         if isinstance(model, nn.Sequential):
             self._names = list(vars(model)["_modules"])
         if not self._names:
-            raise ConfigError(f"{type(model).__name__} has no layers to cut between; {OTHER}")
+            raise ConfigError(f"{type(model).__name__} has no layers to split between; {OTHER}")
         owners = list(self._owners())
         with layers.unchanged(model, CPU), torch.no_grad(), layers.evaluating(model):
             self._calls, outputs = self._trace({*self._names, *owners} - {""})
@@ -149,8 +149,9 @@ class Cut:
         after = [name for name in owners if when[name] == {len(self._names)}]
         if between := [name for name in owners if name not in (*before, *after)]:
             raise ConfigError(
-                f"a pipeline cannot cut {type(self._model).__name__}: {between[0] or 'the model'} "
-                f"has parameters that no part before or after the layers uses; {OTHER}"
+                f"cannot split {type(self._model).__name__} into pipeline stages: "
+                f"{between[0] or 'the model'} has parameters that nothing before or after the "
+                f"layers uses; {OTHER}"
             )
         return before, after
 
@@ -158,7 +159,7 @@ class Cut:
         """Raise ConfigError unless each layer continues the one before it."""
         ended = [call for call in self._calls if call.name in set(self._names)]
         if [call.name for call in ended] != self._names:
-            self._refuse("its layers are not called once each, in their order")
+            self._refuse("its layers are not called exactly once each, in order")
         for previous, call in pairwise(ended):
             if next(iter(call.given[0]), None) is not _hidden(previous.outputs):
                 self._refuse(f"{call.name} does not accept the output of {previous.name}")
@@ -174,11 +175,11 @@ class Cut:
         except Exception as error:  # noqa: BLE001 - models do anything
             self._refuse(f"running a stage alone failed: {type(error).__name__}: {error}")
         if not torch.allclose(hidden[0], outputs, equal_nan=True):
-            self._refuse("a result from before its layers is also used after them")
+            self._refuse("a value computed before its layers is also used after them")
 
     def _refuse(self, why: str) -> None:
         raise ConfigError(
-            f"a pipeline cannot cut {type(self._model).__name__} between its layers: {why}; {OTHER}"
+            f"cannot split {type(self._model).__name__} into pipeline stages: {why}; {OTHER}"
         )
 
     def measure(self, device: torch.device) -> list[float]:
@@ -285,8 +286,8 @@ def split(known: Sequence[Layer], stages: int, costs: Sequence[float]) -> list[r
         best = extended
     if len(known) not in best:
         raise ConfigError(
-            f"cannot make {stages} pipeline stages of {owners[-1]} layers with parameters: "
-            "use fewer ranks or --stages-per-rank, or a model with more layers"
+            f"cannot make {stages} pipeline stages from {owners[-1]} layers with parameters: "
+            "use fewer ranks, a smaller --stages-per-rank, or a model with more layers"
         )
     return [range(*ends) for ends in pairwise(best[len(known)][1])]
 

@@ -31,9 +31,9 @@ _EVALUATES = (
     "`train()` in Task.model unless this is intended"
 )
 _APART = (
-    "warning: the loss of a batch is not the target-weighted mean of the losses of its parts, so "
-    "training depends on the number of ranks and micro-batches. With class weights, let "
-    "Task.count return the sum of the weights of a batch's targets; the loss is then exact"
+    "warning: a batch's loss is not the mean of its parts' losses weighted by their targets, so "
+    "training depends on the number of ranks and micro-batches. If the loss has class weights, "
+    "make Task.count return the sum of the targets' weights"
 )
 
 
@@ -80,7 +80,7 @@ class Strategy:
         parameters = optimizers.groups(self.model, self.setup.task.optimizer_settings)
         if not any(sum_over_ranks(self.setup.context, [len(parameters)])):
             raise ConfigError(
-                "no parameter of the model is trainable: requires_grad is False for all"
+                "the model has no trainable parameters: requires_grad is False for all"
             )
         self._trains = bool(parameters)
         if not parameters:  # of a stage of a pipeline: torch refuses an optimizer of none

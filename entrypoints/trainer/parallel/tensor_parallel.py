@@ -91,7 +91,7 @@ def _check(model: nn.Module, plan: Iterable[str], styles: Collection[str], *, ow
     alike = get_close_matches(unknown[0], known, 1)
     hint = f": did you mean {alike[0]}?" if alike else ""
     raise ConfigError(
-        f"the plan for tensor parallelism names {unknown[0]}, which {type(model).__name__} does "
+        f"the tensor-parallel plan names {unknown[0]}, which {type(model).__name__} does "
         f"not have{hint}"
     )
 
@@ -192,7 +192,7 @@ def _plan_of_hugging_face(
     plan = {name: styles[word] for name, word in words.items() if word in styles}
     if not plan:
         raise ConfigError(
-            f"{type(model).__name__} has no plan for tensor parallelism: return one for "
+            f"{type(model).__name__} has no tensor-parallel plan: return one for "
             "`parallelize_module` from Task.tensor_parallel, or choose another strategy, such as "
             "fsdp"
         )

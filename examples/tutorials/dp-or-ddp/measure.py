@@ -104,7 +104,9 @@ def distributed_data_parallel(rank, world, steps, file):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--parts", type=int, nargs="+", default=[2, 4], help="GPUs or processes")
+    parser.add_argument(
+        "--parts", type=int, nargs="+", default=[2, 4], help="numbers of GPUs or processes"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     print("| | parts | steps/s | CPU time of a step and process | last loss |")

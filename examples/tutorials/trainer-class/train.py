@@ -136,7 +136,9 @@ def main(options):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--batch-size", type=int, default=64, help="over all ranks")
+    parser.add_argument(
+        "--batch-size", type=int, default=64, help="global batch size, over all ranks"
+    )
     parser.add_argument("--save-every", type=int, default=2, metavar="EPOCHS")
     parser.add_argument("--snapshot-path", default="snapshot.pt")
     options = parser.parse_args()

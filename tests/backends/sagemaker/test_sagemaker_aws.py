@@ -26,8 +26,18 @@ def change(request, path, value):
 
 
 BROKEN = {
-    "unknown": ("Enviroment", {}, "sagemaker", "Enviroment is unknown to the installed botocore"),
-    "unknown inside": ("ResourceConfig.InstanceTyp", "x", "sagemaker", "InstanceTyp is unknown"),
+    "unknown": (
+        "Enviroment",
+        {},
+        "sagemaker",
+        "Enviroment is not supported by the installed botocore",
+    ),
+    "unknown inside": (
+        "ResourceConfig.InstanceTyp",
+        "x",
+        "sagemaker",
+        "InstanceTyp is not supported",
+    ),
     "enum": (
         *("ResourceConfig.InstanceType", "ml.g5.13xlarge", "sagemaker.instance_type"),
         "'ml.g5.13xlarge' is not one of the accepted values",
@@ -93,7 +103,7 @@ def test_what_botocore_checks_before_it_sends_is_refused(request_of, field, valu
     client = boto3.client(
         "sagemaker", "us-east-1", aws_access_key_id="x", aws_secret_access_key="x"
     )
-    refused = pytest.raises(SubmitRefused, match=f"boto3 refuses the request.*\n.*{field}")
+    refused = pytest.raises(SubmitRefused, match=f"boto3 rejected the request.*\n.*{field}")
     with refused, aws.errors("us-east-1"):
         client.create_training_job(**request_of)
 

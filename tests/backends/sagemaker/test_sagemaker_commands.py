@@ -113,7 +113,7 @@ def test_attach_reports_a_missing_job(aws, deploykit):
     assert answer["error"]["message"] == "SageMaker has no job digits-9 in us-east-1"
     assert (
         json.loads(deploykit(*ATTACH[:-2], "digits-9", code=64))["error"]["hint"]
-        == "--target REGION, or AWS_REGION"
+        == "pass --target REGION, or set AWS_REGION"
     )
 
 
@@ -194,7 +194,7 @@ def test_an_interrupted_submit_says_which_run_it_was(aws, deploykit, tmp_path, c
     _, said = submit.communicate(timeout=60)
     end.set()
     assert submit.returncode == 130
-    run = re.search(r"^(hello-\S+): interrupted while it was sent", said, re.MULTILINE)[1]
+    run = re.search(r"^(hello-\S+): interrupted during submit", said, re.MULTILINE)[1]
     assert f"`deploykit status {run}`" in said
     aws.respond = lambda _, forward: forward()
     (found,) = json.loads(deploykit("status", run))
@@ -203,5 +203,5 @@ def test_an_interrupted_submit_says_which_run_it_was(aws, deploykit, tmp_path, c
     else:
         assert found["state"] == "unsent"
         assert found["reason"] == (
-            "the submit was interrupted, and sagemaker has no job of this run; submit it again"
+            "the submit was interrupted, and sagemaker has no job for this run; submit it again"
         )

@@ -113,7 +113,7 @@ def test_each_verb_says_that_the_job_is_of_another_account(aws, deploykit, assum
     own_credentials(assumed)
     Path(assumed / "plan.json").unlink()  # so that fetch asks for the job
     _, shown = deploykit(verb, "digits-1")
-    said = f"you are logged in to account 123456789012, and the job belongs to account {OTHER}"
+    said = f"you are logged in to account 123456789012, but the job belongs to account {OTHER}"
     assert said in " ".join(shown.split()), shown
 
 
@@ -138,7 +138,7 @@ def test_the_estimators_session_has_the_same_credentials(monkeypatch, tmp_path, 
 def test_the_plan_asks_nobody_about_the_credentials(planned, monkeypatch):
     monkeypatch.setattr(boto3, "Session", None)
     plan = planned(profile="no-such-profile", assume_role=SUBMITTER)
-    assert plan.summary.endswith(f", sent with profile no-such-profile, as role {SUBMITTER}")
+    assert plan.summary.endswith(f", sent with profile no-such-profile, assumed role {SUBMITTER}")
     assert "no-such-profile" not in plan.text
 
 

@@ -92,7 +92,7 @@ def test_a_missing_sdk_is_reported(notebook, monkeypatch, installed):
     with pytest.raises(BackendUnavailable, match=f"installed: {installed or 'none'}") as caught:
         sagemaker.estimator()
     assert "pip install" not in caught.value.hint
-    assert "environment of its own" in caught.value.hint
+    assert "a separate environment" in caught.value.hint
 
 
 def set_version(monkeypatch, installed):

@@ -13,10 +13,10 @@ import pytest
 from benchmarks import hardware as generator
 from deploykit.advise import gpus
 from deploykit.backends import sagemaker
-from deploykit.backends.sagemaker import catalog, hardware, rules
+from deploykit.backends.sagemaker import catalog, hardware, service_model
 from deploykit.backends.sagemaker.doctor import requirements_of
 
-TYPES = rules._shapes()["TrainingInstanceType"]["enum"]
+TYPES = service_model.shapes()["TrainingInstanceType"]["enum"]
 EARLY = ("2.0.1", "2.1.0", "2.2.0", "2.3.0", "2.5.1", "2.6.0", "2.7.1", "2.8.0")
 LATER = ("2.9", "2.10", "2.11", "2.12", "2.13", "2.14")
 DISTRIBUTIONS = (
@@ -40,12 +40,12 @@ CANNOT_START = {
 }
 """Type -> PyTorch versions whose image of AWS cannot start there."""
 REASONS = {
-    "gpu-too-new": r"PyTorch .* has no code for the",
+    "gpu-too-new": r"PyTorch .* does not support the",
     "gpu-too-old": r"the image has PyTorch .* do not support the",
-    "arm-host": r"has arm64 CPUs, and AWS builds",
-    "smddp-version": r"supports PyTorch up to 2\.2\.0",
+    "arm-host": r"has arm64 CPUs, but AWS builds",
+    "smddp-version": r"supports PyTorch 2\.0\.0",
     "smddp-on-p5": r"does not support ml\.p5\.48xlarge",
-    "smp-version": r"no image of PyTorch .* includes the model parallel library",
+    "smp-version": r"no image for PyTorch .* includes the model parallel library",
     "image-without-smp": r"does not include the model parallel library",
 }
 HARDWARE = ("gpu-too-new", "gpu-too-old", "arm-host")

@@ -77,7 +77,7 @@ STATES = [
     ),
     (
         *("Stopped/MaxWaitTimeExceeded", {"TrainingStartTime": BEGIN}, State.FAILED),
-        "did not end within max_wait, which includes the wait for spot instances",
+        "did not end within max_wait, which includes waiting for spot instances",
     ),
     ("Completed/Completed", {}, State.SUCCEEDED, "completed"),
     ("Completed/Completed", BILLED, State.SUCCEEDED, "completed; 3600 of 3600 s billed"),
@@ -130,6 +130,20 @@ def test_exit_code_is_read_from_the_reason(stubbed, reason, code):
     status = sagemaker.status([HANDLE])[HANDLE]
     assert (status.state, status.reason, status.exit_code) == (State.FAILED, reason, code)
     assert (status.started, status.finished) == (BEGIN, END)
+
+
+@pytest.mark.parametrize("printed", ["the cost cap is near", "its cost cap is exhausted"])
+def test_a_job_that_its_launcher_stopped_at_the_cap(aws, streams, printed):
+    """The service knows only that the program failed."""
+    more = {"FailureReason": "AlgorithmError: no", "Environment": {"DEPLOYKIT_CAP": "{}"}}
+    answer = as_json(200, described("Failed", "Failed", **more))
+    aws.respond = lambda one, forward: answer if one.action == "DescribeTrainingJob" else forward()
+    assert sagemaker.status([HANDLE])[HANDLE].reason == "AlgorithmError: no"
+    line = f"2026-11-21T01:46:08.123Z {printed} (9.00 USD, at 14.18 USD an hour): SIGTERM sent"
+    streams("digits-1/algo-1-1", [(0, "[rank 0] step 1"), (1, line)])
+    assert sagemaker.status([HANDLE])[HANDLE].reason == (
+        "stopped at its cost cap (9.00 USD, at 14.18 USD an hour): AlgorithmError: no"
+    )
 
 
 def test_status_without_permission(stubbed):
@@ -231,8 +245,9 @@ def test_following_resumes_after_an_expired_login(
     assert sorted(lines) == ["1a", "1b", "2a", "2b", "3a", "3b", "4a", "4b"]
     (record,) = caplog.records
     assert record.message == (
-        f"cannot read new lines: AWS ({action}, us-east-1): token expired; log in again (aws sso "
-        "login, or new keys) and check with: aws sts get-caller-identity. Reading resumes when AWS "
+        f"cannot read new log lines: AWS ({action}, us-east-1): token expired; log in again "
+        "(`aws sso login`) or renew the keys; check: aws sts get-caller-identity. "
+        "Reading resumes when AWS "
         "answers again."
     )
 
@@ -245,7 +260,7 @@ def test_a_login_that_expired_before_the_first_poll_is_an_error(aws, planned, tm
 
 
 OTHER = "666666666666"
-SAID = f"you are logged in to account {OTHER}, and the job belongs to account 123456789012"
+SAID = f"you are logged in to account {OTHER}, but the job belongs to account 123456789012"
 
 
 @pytest.fixture
@@ -290,7 +305,7 @@ def test_the_account_that_pays_is_the_one_that_sent(become_other, planned, tmp_p
     become_other()
     boto3.client("s3", "us-east-1").create_bucket(Bucket="other-bucket")
     sagemaker.submit(planned("digits-2", bucket="other-bucket"), tmp_path)
-    assert f"digits-2 runs in account {OTHER}, which pays for it" in caplog.text
+    assert f"digits-2 runs in account {OTHER}, which is billed for it" in caplog.text
 
 
 def test_wait_ends_where_there_is_no_such_job(become_other, project, capsys, monkeypatch):

@@ -13,6 +13,7 @@ from botocore.exceptions import ClientError
 
 from deploykit.cli import main as cli
 from tests.aws_server import SECTION
+from tests.model_package import package
 
 pytestmark = pytest.mark.aws
 ROLE = "arn:aws:iam::123456789012:role/training"
@@ -116,6 +117,64 @@ def test_the_policy_allows_each_request_and_nothing_more(
     assert allowed - used == {("Role", "iam:PassRole"), ("Jobs", "sagemaker:AddTags")}
     assert sent["RoleArn"] == ROLE
     assert sent["Tags"] == [{"Key": "team", "Value": "vision"}]
+
+
+SCHEDULER = "arn:aws:iam::123456789012:role/training-scheduler"
+SCHEDULES = {"POST": "Create", "PUT": "Update", "GET": "Get", "DELETE": "Delete"}
+
+
+def action(one):
+    """The IAM action of a request of the verbs for endpoints; None: needs none."""
+    service = one.headers["authorization"].split("/")[3]
+    if service == "sts":
+        return None
+    if service == "scheduler":
+        return f"scheduler:{SCHEDULES[one.method]}Schedule"
+    if service == "monitoring":
+        return "cloudwatch:GetMetricData"
+    if service == "s3":
+        return {"PUT": "s3:PutObject", "HEAD": "s3:GetObject"}[one.method]
+    return f"{service}:{one.action}"
+
+
+@pytest.mark.slow
+def test_the_policy_of_a_job_with_an_endpoint_allows_what_its_verbs_send(
+    aws, deploykit, project, tmp_path, monkeypatch
+):
+    with (project / "job.yaml").open("a") as file:
+        deploy = f"name: e, instance_type: ml.m5.xlarge, scheduler_role: '{SCHEDULER}'"
+        file.write(f"  deploy: {{{deploy}, autoscaling: {{max: 2, target: 9}}}}\n")
+    out = tmp_path / "made"
+    deploykit("infra", "render", "--submitter", "job.yaml", "--out", str(out))
+    statements = json.loads((out / "submitter.json").read_text())["Statement"]
+    package(project / "model", "exp-1")
+    package(project / "better", "exp-1", b"other")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    aws.requests.clear()
+    there = ("-b", "sagemaker")
+    deploykit("deploy", "model", *there, "--for", "8h", "--wait")
+    deploykit("list", "--endpoints")
+    deploykit("register", "model", *there, "--name", "m")
+    deploykit("register", "model", *there, "--name", "m", "--approval", "approved")
+    deploykit("endpoint", "rm", "e")
+    sent = {found for one in aws.requests if (found := action(one))}
+    allowed = {action for one in statements for action in one["Action"]}
+    assert {"scheduler:CreateSchedule", "sagemaker:CreateModelPackage"} <= sent
+    assert sent - allowed == set()
+    (passed,) = [one for one in statements if one["Sid"] == "SchedulerRole"]
+    assert (passed["Action"], passed["Resource"]) == (["iam:PassRole"], [SCHEDULER])
+    assert passed["Condition"]["StringEquals"] == {"iam:PassedToService": "scheduler.amazonaws.com"}
+
+
+def test_the_policy_of_a_batch_job_allows_its_logs(deploykit, project, tmp_path):
+    with (project / "job.yaml").open("a") as file:
+        file.write("  deploy: {instance_type: ml.m5.xlarge, batch: {input: 's3://my-bucket/in'}}\n")
+    out = tmp_path / "made"
+    deploykit("infra", "render", "--submitter", "job.yaml", "--out", str(out))
+    statements = json.loads((out / "submitter.json").read_text())["Statement"]
+    stream = LOGS.replace("TrainingJobs", "TransformJobs:log-stream:e-1/x")
+    for name in ("logs:DescribeLogStreams", "logs:GetLogEvents"):
+        assert any(allows(one, name, stream, {}) for one in statements)
 
 
 def test_only_this_role_may_be_passed_and_only_to_sagemaker(aws, policy):

@@ -70,7 +70,7 @@ def asked(aws):
 
 @pytest.mark.aws
 def test_the_prices_of_a_region_are_asked_for_and_kept(asked):
-    assert "3 prices of eu-central-1" in offers.refresh_prices(*vary(region="eu-central-1"))
+    assert "3 prices for eu-central-1" in offers.refresh_prices(*vary(region="eu-central-1"))
     kept = prices.stored("sagemaker", "eu-central-1")
     assert dict(kept.hourly) == {
         "ml.g5.xlarge": "1.7610000000",
@@ -78,6 +78,8 @@ def test_the_prices_of_a_region_are_asked_for_and_kept(asked):
         "ml.p5.48xlarge": "79.1200000000",
     }
     assert kept.storage == "0.1660000000"
+    assert dict(kept.hosting) == {"ml.g6.xlarge": "9.0"}
+    assert prices.hosting("sagemaker", "eu-central-1", "ml.g6.xlarge")[0].amount == 9
     wanted = [{one["Field"]: one["Value"] for one in request["Filters"]} for request in asked]
     assert wanted == [{"regionCode": "eu-central-1"}] * 2
     assert {request["ServiceCode"] for request in asked} == {"AmazonSageMaker"}
@@ -96,7 +98,7 @@ def test_refresh_on_the_command_line(asked, project, capsys):
     disk = Decimal(30) * Decimal("0.166") / 730
     worst = (Decimal("0.276") + disk) * 420 / 3600
     assert json.loads(shown.out)["worst"] == float(round(worst, 2))
-    assert "3 prices of eu-central-1" in shown.err
+    assert "3 prices for eu-central-1" in shown.err
     assert cli.main(argv) == 0  # and from now on without asking
     assert json.loads(capsys.readouterr().out)["worst"] == float(round(worst, 2))
     assert len(asked) == 2
@@ -138,7 +140,8 @@ def test_a_disk_without_a_price_leaves_the_sum_unknown(vary):
     kept = prices.PriceList("us-east-1", "USD", "2026-11-23", "AWS", {"ml.m5.xlarge": "0.23"})
     prices.store("sagemaker", kept)
     estimate = sagemaker.cost(*vary(instance_type="ml.m5.xlarge"))
-    assert estimate.unknown == (
-        "the price of a disk in us-east-1; `deploykit cost --refresh` asks AWS",
+    (unknown,) = estimate.unknown
+    assert unknown.startswith(
+        "no price is known for disks in us-east-1; `deploykit cost --refresh`"
     )
     assert estimate.amount("worst") is None

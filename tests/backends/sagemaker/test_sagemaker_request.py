@@ -85,7 +85,7 @@ def test_the_plan_is_the_request(planned, bundle):
 def test_the_plan_says_in_one_line_what_runs_and_in_which_account(planned, changes, machines):
     role = "arn:aws:iam::123456789012:role/teams/vision/training"
     said = planned(role=role, **changes).summary
-    assert said == f"sagemaker: {machines}, role training of account 123456789012, us-east-1"
+    assert said == f"sagemaker: {machines}, role training in account 123456789012, us-east-1"
 
 
 def test_submit_says_it_before_it_asks_aws(project, capsys, monkeypatch):
@@ -95,7 +95,7 @@ def test_submit_says_it_before_it_asks_aws(project, capsys, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    line = "sagemaker: 1 x ml.g5.xlarge, role training of account 123456789012, us-east-1"
+    line = "sagemaker: 1 x ml.g5.xlarge, role training in account 123456789012, us-east-1"
     assert cli.main(["submit", "-b", "sagemaker", "--dry-run"]) == 0
     assert line not in capsys.readouterr().err
     assert cli.main(["submit", "-b", "sagemaker"]) != 0
@@ -496,8 +496,11 @@ def test_fields_of_the_api_beyond_deploykits_keys_are_sent():
         ({"Environment": {"A": "1"}}, "use env"),
         ({"CheckpointConfig": {"LocalPath": "/opt"}}, "use checkpoints"),
         ({"TrainingJobName": "mine"}, "use --run"),
-        ({"AlgorithmSpecification": {"TrainingInputMode": "Pipe"}}, "deploykit sets it, to 'File'"),
-        ({"StopingCondition": {"A": 1}}, "is unknown to the installed botocore"),
+        (
+            {"AlgorithmSpecification": {"TrainingInputMode": "Pipe"}},
+            "is set by deploykit to 'File'",
+        ),
+        ({"StopingCondition": {"A": 1}}, "is not supported by the installed botocore"),
         ({"StoppingCondition": {"MaxPendingTimeInSeconds": 7200}}, "use sagemaker.max_pending"),
         ({"InfraCheckConfig": {"EnableInfraCheck": True}}, "use sagemaker.infra_check"),
         (
@@ -522,7 +525,7 @@ def test_fields_that_another_key_sets_or_the_api_refuses_are_problems(request_, 
 def test_the_sdk_cannot_send_more_fields():
     found = sagemaker.check(*vary(request={"ExperimentConfig": {"TrialName": "a"}}, sender="sdk"))
     hints = [one.hint for one in found if one.path == "sagemaker.request"]
-    assert hints == ["remove it, or sender: boto3"]
+    assert hints == ["remove it, or set sender: boto3"]
 
 
 def test_an_estimator_refuses_fields_that_it_would_drop():
@@ -571,7 +574,7 @@ def test_every_preferred_type_must_suit_the_job(vary):
     types = (InstancePreference("ml.g5.12xlarge"), InstancePreference("ml.g5.xlarge"))
     changes = {"instance_type": None, "instance_preferences": types, "gpus_per_node": 4}
     messages = [one.message for one in sagemaker.check(*vary(**changes))]
-    assert "ml.g5.xlarge has 1 GPU(s), and the job requests 4 per node" in messages
+    assert "ml.g5.xlarge has 1 GPU(s), but the job requests 4 per node" in messages
 
 
 def test_the_cost_of_preferred_types_is_that_of_the_most_expensive(vary):
@@ -586,8 +589,8 @@ def test_keys_that_the_sdk_lacks_are_refused_with_it(key):
     changes = {key: value} | ({"instance_type": None} if key == "instance_preferences" else {})
     job, options = vary(**changes, sender="sdk")
     found = {one.path: one.hint for one in sagemaker.check(job, options)}
-    assert found[f"sagemaker.{key}"] == "remove it, or sender: boto3"
-    with pytest.raises(UsageError, match=f"cannot send sagemaker.{key}"):
+    assert found[f"sagemaker.{key}"] == "remove it, or set sender: boto3"
+    with pytest.raises(UsageError, match=f"no argument for sagemaker.{key}"):
         sdk.estimator(job, options, {}, None, print)
 
 

@@ -247,7 +247,7 @@ def test_every_key_of_the_section_was_varied(jobs):
         for name in vars(jobs[0][1])
         if len({repr(getattr(options, name)) for _, options in jobs}) == 1
     }
-    sdk_ignores = {"assume_role", "bucket_owner", "kms_key", "profile", "sender"}
+    sdk_ignores = {"assume_role", "bucket_owner", "deploy", "kms_key", "profile", "sender"}
     sdk_lacks = {"instance_preferences", "max_pending", "request"}
     assert constant == {"role", "bucket", "py_version"} | sdk_ignores | sdk_lacks
 

@@ -20,6 +20,7 @@ import yaml
 from deploykit import sagemaker
 from deploykit.backends import sagemaker as backend
 from deploykit.backends.sagemaker import estimator, model_trainer
+from deploykit.backends.sagemaker.deployment import plan_deployment
 from deploykit.backends.sagemaker.options import (
     Channel,
     InstanceGroup,
@@ -29,12 +30,14 @@ from deploykit.backends.sagemaker.options import (
 from deploykit.bundle import archive
 from deploykit.job.model import Entrypoint
 from deploykit.lib.errors import BackendUnavailable, JobFileError
-from tests.aws_server import recorder, sent_requests
+from tests.aws_server import as_json, recorder, sent_requests
+from tests.backends.sagemaker import test_sagemaker_deployment as deployment
 from tests.backends.sagemaker.launcher.sagemaker_hosts import run_on_hosts
 from tests.backends.sagemaker.launcher.sagemaker_namespaces import GATEWAY, namespaces
 from tests.backends.sagemaker.launcher.test_sagemaker_launcher import ARGUMENTS, PROGRAM
 from tests.backends.sagemaker.sagemaker_jobs import vary
 from tests.backends.sagemaker.sdk_requests import environment
+from tests.backends.sagemaker.test_sagemaker_deployment import PACKAGE
 from tests.programs import needs
 
 ROOT = Path(__file__).parents[3]
@@ -296,3 +299,85 @@ def test_a_missing_sdk_is_reported(monkeypatch):
     with pytest.raises(BackendUnavailable, match="SageMaker SDK 3") as caught:
         sagemaker.model_trainer()
     assert "into a separate environment" in caught.value.hint
+
+
+DEPLOYED = ("real-time", "own VPC, keys and tags", "autoscaling", "serverless", "asynchronous")
+DEPLOYED += ("batch",)
+"""Configurations that `ModelBuilder` can express; of the eight it lacks two, a canary and a shadow:
+its endpoints have one variant."""
+EMPTY = ({}, [], None)
+ARNS = {
+    "CreateEndpointConfig": {
+        "EndpointConfigArn": "arn:aws:sagemaker:us-east-1:1:endpoint-config/a"
+    },
+    "CreateEndpoint": {"EndpointArn": "arn:aws:sagemaker:us-east-1:1:endpoint/a"},
+    "DescribeEndpoint": {
+        "EndpointName": "a",
+        "EndpointArn": "arn:aws:sagemaker:us-east-1:1:endpoint/a",
+        "EndpointConfigName": "a",
+        "EndpointStatus": "Creating",
+        "CreationTime": 1.0,
+        "LastModifiedTime": 1.0,
+    },
+}
+"""Answers to the requests whose newer instance types moto refuses."""
+
+
+@pytest.mark.skipif(
+    not list(PYTHON.parents[1].glob("lib/python3*/site-packages/sagemaker/serve")),
+    reason="needs make .venv-sagemaker3/.ready",
+)
+def test_a_model_builder_sends_what_deploy_sends(aws, tmp_path, monkeypatch):
+    """`ModelBuilder` with the same settings sends the same requests, with these differences:
+
+    | request | `ModelBuilder` | `deploykit deploy` |
+    |---|---|---|
+    | CreateEndpointConfig | has the name of the endpoint | a name with a hash of its content |
+    | CreateEndpointConfig, CreateEndpoint | tag with the address of the model | tags of the job |
+    | CreateEndpoint | | tag `deploykit:run` |
+    | autoscaling | none | RegisterScalableTarget, PutScalingPolicy |
+    """
+    plans = [
+        plan_deployment(
+            deployment.options(*deployment.CONFIGURATIONS[name]), PACKAGE, name=f"m-{n}"
+        )
+        for n, name in enumerate(DEPLOYED)
+    ]
+
+    def respond(one, forward):
+        if one.action in ARNS:
+            return as_json(200, ARNS[one.action])
+        status, headers, content = forward()
+        if one.action == "DescribeModel":  # moto's has an empty VPC
+            known = json.loads(content).items()
+            return as_json(status, {key: value for key, value in known if value not in EMPTY})
+        return status, headers, content
+
+    aws.respond = respond
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")  # which importing it requires
+    (tmp_path / "plans").write_bytes(pickle.dumps(plans))
+    sdk = "import sys; from tests.backends.sagemaker import sdk3_deployments as sdk"
+    python(f"{sdk}; sdk.main(sys.argv[1])", tmp_path, tmp_path / "plans")
+    requests = [one for one in aws.requests if (one.action or "").startswith("Create")]
+    sent = [(one.action, json.loads(one.body)) for one in requests]
+    planned = [
+        (each.operation, json.loads(json.dumps(each.parameters)))
+        for plan in plans
+        for each in plan.requests
+        if each.operation.startswith("Create")
+    ]
+    assert [name for name, _ in sent] == [name for name, _ in planned]
+    for (name, by_sdk), (_, own) in zip(sent, planned, strict=True):
+        if "EndpointConfigName" in by_sdk:
+            config = own.pop("EndpointConfigName")
+            assert config.startswith(f"{by_sdk.pop('EndpointConfigName')}-")
+            marks = [tags_of(by_sdk) - tags_of(own), tags_of(own) - tags_of(by_sdk)]
+            by_deploykit = {("deploykit:run", "exp-1")} if name == "CreateEndpoint" else set()
+            archive = next(plan.archive for plan in plans)
+            assert marks == [{("sagemaker.amazonaws.com/model-source", archive)}, by_deploykit]
+            del by_sdk["Tags"], own["Tags"]
+        assert list(estimator.differences(own, by_sdk)) == [], name
+
+
+def tags_of(request):
+    return {(tag["Key"], tag["Value"]) for tag in request.setdefault("Tags", [])}

@@ -132,7 +132,7 @@ def test_after_a_damaged_upload_no_job_is_created(aws, plan, tmp_path):
     aws.respond = damage
     with pytest.raises(TryAgain, match="checksum mismatch") as caught:
         sagemaker.submit(plan, tmp_path)
-    assert caught.value.hint == "the upload was damaged in transit; submit again"
+    assert caught.value.hint == "the upload was corrupted in transit; submit again"
     assert sent_requests(aws) == []
 
 
@@ -198,7 +198,7 @@ def test_nothing_is_sent_to_a_bucket_of_another_account(aws, planned, tmp_path):
     """A misspelled or abandoned name: the bucket's owner could read and replace the source."""
     aws.respond = owned_by("666666666666")
     with pytest.raises(
-        NotPermitted, match="the bucket my-bucket of account 123456789012"
+        NotPermitted, match="the bucket my-bucket in account 123456789012"
     ) as caught:
         sagemaker.submit(planned(), tmp_path)
     assert "sagemaker.bucket_owner" in caught.value.hint

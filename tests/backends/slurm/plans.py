@@ -55,7 +55,8 @@ class OfflineExecutor(SlurmExecutor):
 def rendered_by_submitit(plan):
     """The text of submitit's own renderer, with the parameters of a plan."""
     folder = plan.options.run_folder(plan.run)
-    arguments = (plan.job, plan.options, plan.run, folder)
+    restarts = plan.options.allowed(plan.job)
+    arguments = (plan.job, plan.options, plan.run, folder, restarts)
     executor = OfflineExecutor(folder)
     executor.update_parameters(**scripts.parameters(*arguments))
     return executor._make_submission_file_text(scripts.command(*arguments), "uid")

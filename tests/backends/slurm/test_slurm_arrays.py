@@ -10,7 +10,7 @@ import pytest
 
 from deploykit.backends import slurm
 from deploykit.backends.slurm import Options, arrays, states
-from deploykit.job.model import State, Status
+from deploykit.job.model import Entrypoint, Handle, JobSpec, Resources, State, Status
 from deploykit.lib import paths
 from tests.backends.slurm.slurm_helpers import ended, folder_of, output, wait_for
 
@@ -55,7 +55,9 @@ def test_each_task_has_an_id_and_a_row_of_squeue(job, tasks):
     ],
 )
 def test_the_combined_status_of_tasks(tasks, state, reason):
-    status = arrays.combined_status([Status(State(one), reason=one) for one in tasks.split()])
+    status = arrays.combined_status(
+        {n: Status(State(one), reason=one) for n, one in enumerate(tasks.split())}
+    )
     assert (status.state.value, status.reason) == (state, reason)
 
 
@@ -66,6 +68,36 @@ open(os.environ["DEPLOYKIT_OUTPUT_DIR"] + "/number", "w").write(number)
 print("task", number, flush=True)
 sys.exit(3 if number == "1" else 0)
 """
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (Options(array=4, tasks=(1, 3)), None),
+        (Options(tasks=(1,)), "requires slurm.array"),
+        (Options(array=4, tasks=(1, 4)), "task 4 does not exist; the array has tasks 0 to 3"),
+        (Options(array=4, tasks=(1, 1)), "lists task 1 more than once"),
+    ],
+)
+def test_the_tasks_that_are_chosen_exist(options, message):
+    spec = JobSpec(name="a", entrypoint=Entrypoint(script="train.py"), resources=Resources())
+    problems = [one for one in slurm.check(spec, options) if one.path == "slurm.tasks"]
+    assert [one.message for one in problems] == ([message] if message else [])
+
+
+def test_chosen_tasks_are_recorded_and_counted_in_the_cost(tmp_path):
+    options = Options(array=4, at_once=1, tasks=(3, 1), price="1 USD/node-hour")
+    assert arrays.numbered(options) == "1,3"
+    (tmp_path / "array").write_text(arrays.record(options))
+    handle = Handle("slurm", "localhost", "7", "one", str(tmp_path))
+    assert arrays.tasks(handle) == [1, 3]
+    assert [task.id for task in arrays.task_handles(handle, [1, 3])] == ["7_1", "7_3"]
+    spec = JobSpec(
+        name="a",
+        entrypoint=Entrypoint(script="train.py"),
+        resources=Resources(time_limit=3600),
+    )
+    assert slurm.cost(spec, options).amount("likely") == 2
 
 
 def test_a_requeue_removes_the_partial_copy_of_the_source(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from deploykit.backends import slurm
 from deploykit.backends.slurm import Options
 from deploykit.bundle import archive as bundles
+from deploykit.cli import main as cli
 from deploykit.job.model import State
 from tests.backends.slurm.slurm_helpers import ended, folder_of, output, wait_for
 
@@ -119,3 +120,28 @@ def test_on_a_shared_folder_the_first_node_copies_for_all(cluster, aws, make_pla
     said = ran("one-2")
     assert said.count("found ['epoch_1.pt']") == 2, said
     assert (folder_of("one-2", tmp_path) / "checkpoints/epoch_1.pt").exists()
+
+
+OF_A_TASK = """\
+import os, pathlib
+folder = pathlib.Path(os.environ["DEPLOYKIT_CHECKPOINT_DIR"])
+print("found", [path.read_text() for path in folder.glob("*.pt")])
+(folder / "epoch_1.pt").write_text("of task " + os.environ["SLURM_ARRAY_TASK_ID"])
+"""
+
+
+def test_each_task_of_an_array_has_a_prefix_of_its_own(cluster, aws, project, tmp_path, capsys):
+    """Two tasks write the same names, and each finds its own again in a later array."""
+    (project / "train.py").write_text(OF_A_TASK)
+    sets = ["checkpoints=s3://my-bucket/trials", "slurm.array=2", "entrypoint.launcher=python"]
+    words = [word for one in sets for word in ("--set", one)]
+    for run in ("first", "second"):
+        code = cli.main(["submit", "-b", "slurm", "--run", run, "--wait", *words])
+        assert code == 0, capsys.readouterr()
+    said = capsys.readouterr().out
+    assert "[task 0] [rank 0] found ['of task 0']" in said
+    assert "[task 1] [rank 0] found ['of task 1']" in said
+    target = tmp_path / "fetched"
+    assert cli.main(["fetch", "second", "--checkpoints", "--to", str(target)]) == 0
+    texts = [(target / f"checkpoints/{task}/epoch_1.pt").read_text() for task in (0, 1)]
+    assert texts == ["of task 0", "of task 1"]

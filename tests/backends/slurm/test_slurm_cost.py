@@ -32,11 +32,11 @@ def test_the_weights_are_those_of_slurms_own_example():
 @pytest.mark.parametrize(
     ("text", "resources", "message"),
     [
-        ("CPU=1", {"cpus_per_node": None}, "set resources.cpus_per_node"),
-        ("Mem=1G", {"memory": None}, "set resources.memory"),
-        ("License/matlab=3", {}, "which the job file does not set"),
-        ("CPU=one", {}, "cannot be parsed"),
-        ("CPU=1=2", {}, "cannot be parsed"),
+        ("CPU=1", {"cpus_per_node": None}, "resources.cpus_per_node, which is not set"),
+        ("Mem=1G", {"memory": None}, "resources.memory, which is not set"),
+        ("License/matlab=3", {}, "which a job file cannot set"),
+        ("CPU=one", {}, "invalid billing weight"),
+        ("CPU=1=2", {}, "invalid billing weight"),
     ],
 )
 def test_what_the_job_file_does_not_say_is_not_guessed(text, resources, message):
@@ -69,11 +69,11 @@ def test_the_price_of_a_billing_hour(profile):
 @pytest.mark.parametrize(
     ("per", "options", "text"),
     [
-        ("billing", {}, "the billing weights of the partition: `deploykit backends slurm --probe`"),
-        ("billing", {"site": "/no/x.json"}, "the billing weights of the partition: /no/x.json"),
-        ("gpu", {"exclusive": True}, "with slurm.exclusive the job is charged by whole nodes"),
+        ("billing", {}, "weights are unknown; run `deploykit backends slurm --probe`, and set"),
+        ("billing", {"site": "/no/x.json"}, "/no/x.json cannot be read or is not a site profile"),
+        ("gpu", {"exclusive": True}, "with slurm.exclusive the job pays for whole nodes"),
         ("gpu", {"extra": {"gpus-per-task": "1"}}, "slurm.extra sets gpus-per-task"),
-        ("cpu", {}, "set resources.cpus_per_node"),
+        ("cpu", {}, "resources.cpus_per_node is not set"),
     ],
 )
 def test_what_the_job_file_does_not_say_leaves_the_cost_unknown(per, options, text):
@@ -85,7 +85,9 @@ def test_what_the_job_file_does_not_say_leaves_the_cost_unknown(per, options, te
 
 def test_a_partition_without_weights_leaves_the_cost_unknown(profile):
     options = Options(price="0.01 EUR/billing-hour", site=profile(""), partition="cpu")
-    assert "the site profile has none" in slurm.cost(job(), options).unknown[0]
+    assert (
+        "the site profile has no billing weights for cpu" in slurm.cost(job(), options).unknown[0]
+    )
 
 
 def test_slurm_tells_the_weights_and_what_counts():

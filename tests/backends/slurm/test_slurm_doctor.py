@@ -38,7 +38,7 @@ def test_what_the_cluster_would_reject_is_found_live_and_from_saved_facts(
     code, findings = doctor(capsys, *settings, "--save", str(tmp_path / "facts"))
     assert code == 80
     assert [one["code"] for one in findings[:2]] == ["site_rejects", "site_rejects"]
-    assert "no node of partition main has 3 GPUs" in findings[0]["message"]
+    assert "no node in partition main has 3 GPUs" in findings[0]["message"]
     assert "2 GPUs" in " ".join(findings[0]["evidence"])
     assert (code, findings) == doctor(capsys, *settings, "--from", str(tmp_path / "facts"))
 
@@ -77,7 +77,7 @@ def test_the_profile_rejects_what_the_controller_rejects(name, cluster, make_pla
     ("change", "undo", "partition", "path", "severity", "said"),
     [
         ("MaxTime=4", "MaxTime=INFINITE", "low", "resources.time_limit", "error", "240 s"),
-        ("State=DRAIN", "State=RESUME", None, "resources.nodes", "warning", "3 of the 4 suitable"),
+        ("State=DRAIN", "State=RESUME", None, "resources.nodes", "warning", "3 of 4 suitable"),
     ],
 )
 def test_a_change_of_the_cluster_is_seen(cluster, change, undo, partition, path, severity, said):
@@ -105,5 +105,5 @@ def test_a_profile_of_the_cluster_is_used_by_check_elsewhere(cluster, project, c
         assert cli.main(words) == 0
         assert cli.main([*words, "--set", "slurm.partition=lwo"]) == 65
     err = capsys.readouterr().err
-    assert "the profile of box" in err
+    assert "site profile of box" in err
     assert "did you mean 'low'?" in err

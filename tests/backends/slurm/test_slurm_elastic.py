@@ -41,7 +41,7 @@ def test_a_launcher_that_dies_is_started_again_and_joins(job):
     folder = submit("killed")
     elastic_run.lose(folder, 1)
     assert elastic_run.final("killed").state == "succeeded"
-    assert elastic_run.groups(folder) == [[0, 3, 3], [1, 2, 3], [2, 3, 3]]
+    assert elastic_run.groups(folder) in elastic_run.LOST_AND_BACK
     assert elastic_run.total(folder) == sum(range(elastic_run.STEPS + 1))
 
 

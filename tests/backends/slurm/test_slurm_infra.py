@@ -227,5 +227,5 @@ def test_missing_programs_are_named(tmp_path):
 def test_a_path_that_slurm_does_not_accept(needs_slurm, tmp_path, name):
     done = cluster_command("start", tmp_path / name)
     assert done.returncode == 1
-    assert "Choose a short plain path" in done.stderr
+    assert "Choose a short, plain path" in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -16,6 +16,7 @@ import pytest
 
 from deploykit.backends import slurm
 from deploykit.backends.slurm import Options, commands, sbatch
+from deploykit.cli import main as cli
 from deploykit.job.model import Handle, State
 from deploykit.lib.errors import BackendUnavailable, SubmitRefused
 from tests.backends.slurm.slurm_helpers import cluster_command, ended, folder_of, output, wait_for
@@ -260,6 +261,31 @@ def test_a_job_is_found_that_a_frozen_controller_queued(cluster, make_plan, send
     assert pauses, "sbatch did not time out"
     assert stored(handle) == plan.text.encode()
     assert ended(handle).state is State.SUCCEEDED
+
+
+@pytest.mark.slow
+def test_a_frozen_controller_hides_no_run(cluster, project, capsys):
+    """`squeue` waits for 10 s (MessageTimeout); `list` shows what is known after 5 s."""
+    (project / "train.py").write_text("import time; time.sleep(900)")
+    assert cli.main(["submit", "--backend", "slurm", "--run", "one"]) == 0
+    capsys.readouterr()
+
+    def running():
+        assert cli.main(["list", "--json"]) == 0
+        return json.loads(capsys.readouterr().out)[0]["state"] == "running"
+
+    wait_for(running)
+    controller = int((cluster / "run/slurmctld.pid").read_text())
+    os.kill(controller, signal.SIGSTOP)
+    try:
+        assert cli.main(["list"]) == 0
+    finally:
+        os.kill(controller, signal.SIGCONT)
+    (row,) = capsys.readouterr().out.splitlines()
+    assert row.startswith("one\tslurm\trunning\t")
+    assert row.endswith("\tlast known; slurm did not answer within 5 s")
+    wait_for(running)
+    assert cli.main(["cancel", "one"]) == 0
 
 
 def test_a_submit_from_a_rank_of_another_job(cluster, make_plan, send, tmp_path, monkeypatch):

@@ -75,7 +75,7 @@ def test_many_runs_cost_one_squeue_and_those_that_ended_one_scontrol(answers):
     [
         ({}, "waiting for the job that it depends on"),
         ({"prep": "succeeded"}, "waiting for run prep"),
-        ({"prep": "succeeded", "data": "ended"}, "waiting for the runs prep, data"),
+        ({"prep": "succeeded", "data": "ended"}, "waiting for runs prep, data"),
     ],
 )
 def test_a_run_that_waits_for_others_names_them(answers, tmp_path, after, reason):
@@ -119,7 +119,7 @@ def test_a_run_has_succeeded_if_every_rank_had_exited_with_0(answers, tmp_path, 
         process_record(tmp_path, node)
     status = status_of(tmp_path)
     assert (status.state, status.exit_code) == (State.SUCCEEDED, 0)
-    assert status.reason == f"{reason}, and Slurm ended the job afterwards ({native})"
+    assert status.reason == f"{reason}; Slurm ended the job afterwards ({native})"
 
 
 @pytest.mark.parametrize("case", ["unfinished rank", "after the signal", "an earlier attempt"])
@@ -157,7 +157,7 @@ def test_on_another_cluster_the_status_is_unknown(answers, tmp_path):
     answers["scontrol"] = "ClusterName             = there\n"
     status = status_of(tmp_path)
     assert status.state is State.UNKNOWN
-    assert "'here', and this is 'there'" in status.reason
+    assert "'here', but this one is 'there'" in status.reason
     (tmp_path / "array").write_text("2\n")
     assert status_of(tmp_path).state is State.UNKNOWN
     answers["squeue"] = "34_[0-1%1]|PENDING|N/A|N/A|1|main|9|JobHeldUser|run-a|/a\n"
@@ -175,9 +175,9 @@ def test_without_an_answer_the_status_is_unknown(answers, tmp_path):
 
 def test_a_job_that_ends_before_its_launchers_says_why(answers, tmp_path):
     failed = answers["scontrol"] = scontrol("FAILED", code="78:0", reason="NonZeroExitCode")
-    killed = "all its processes were killed before any of them recorded a reason"
+    killed = "all processes were killed before any process recorded a reason"
     assert status_of(tmp_path).reason == killed
-    why = "the job cannot start: a module of slurm.modules cannot be loaded: cuda/99"
+    why = "the job cannot start: module load cuda/99 failed (slurm.modules)"
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs/slurm.log").write_text(f"module: not found\ndeploykit: {why}\n")
     status = status_of(tmp_path)

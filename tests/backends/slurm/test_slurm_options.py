@@ -103,8 +103,8 @@ def data(path="s3://bucket/x", stage=None, folder=None, **more):
 
 def test_data_in_s3_must_be_copied_to_the_nodes():
     problem = problems(data())["data.train"]
-    assert problem.message == "a Slurm node cannot use s3://bucket/x as a folder"
-    assert problem.hint == "to copy it to the nodes: train: {path: s3://bucket/x, stage: node}"
+    assert problem.message == "s3://bucket/x is not a folder, which the slurm backend requires"
+    assert problem.hint == "to copy it to the nodes, set train: {path: s3://bucket/x, stage: node}"
     assert "data.train" not in problems(data(stage="node"))
     assert "data.train" in problems(data("gs://bucket/x", "node"))
     assert "data.train.stage_folder" in problems(data("/shared", None, "/scratch"))
@@ -115,7 +115,7 @@ def test_data_in_s3_must_be_copied_to_the_nodes():
 
 def test_the_script_says_what_is_copied_where():
     text = script(data(stage="shard"))
-    local = "the first writable one of $SLURM_TMPDIR, /scratch, $TMPDIR and /tmp"
+    local = "the first writable folder among $SLURM_TMPDIR, /scratch, $TMPDIR and /tmp"
     copied = 'each node copies its share of "s3://bucket/x" to'
     assert f"# train: {copied} {local} before the ranks start\n" in text
     assert "export DEPLOYKIT_STAGE=" in text
@@ -151,7 +151,7 @@ def test_checkpoints_may_be_in_a_bucket():
 
 def test_what_a_bucket_for_checkpoints_requires():
     saved = job(checkpoints="s3://bucket/x", resources={"nodes": 4, "min_nodes": 2})
-    assert "may change" in problems(saved)["checkpoints"].message
+    assert "can change" in problems(saved)["checkpoints"].message
     assert "has no bucket name" in problems(job(checkpoints="s3:///x"))["checkpoints"].message
     folder = "slurm.checkpoint_folder"
     assert "requires" in problems(options=Options(checkpoint_folder="/scratch"))[folder].message
@@ -210,4 +210,6 @@ def test_only_the_checkpoints_may_be_in_their_bucket():
     assert "checkpoints" not in both
     channel = {"output": InputChannel("s3://bucket/d", "node")}
     named = problems(job(data=channel, output="s3://bucket/x"))
-    assert "a Slurm node cannot use s3://bucket/x as a folder" in named["output"].message
+    assert (
+        "s3://bucket/x is not a folder, which the slurm backend requires" in named["output"].message
+    )

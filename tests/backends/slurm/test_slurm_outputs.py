@@ -64,7 +64,7 @@ def test_a_requeued_job_resumes_from_what_it_saved_in_its_working_folder(
     said = lines(handle)
     assert said.count("starts at epoch 0") == said.count("starts at epoch 1") == 2
     assert sorted(path.name for path in (folder / "output").iterdir()) == ["snapshot.pt"]
-    assert any("'half.pt' is not complete" in line for line in said)
+    assert any("'half.pt' is incomplete" in line for line in said)
     record = json.loads((folder / "exit_records/written.json").read_text())
     assert record["working_folder"]["count"] == 2
     assert record["attempt"] == 1
@@ -119,7 +119,8 @@ def test_an_environment_that_is_gone_ends_the_job_and_status_says_so(
     handle = send(plan)
     status = ended(handle)
     assert (status.state, status.exit_code) == (State.FAILED, 78)
-    assert status.reason.startswith("the job cannot start: environment.venv: ")
+    assert status.reason.startswith("the job cannot start: ")
+    assert status.reason.endswith(" (environment.venv)")
 
 
 def test_wait_lists_what_a_job_wrote(cluster, project, capsys):

@@ -36,11 +36,11 @@ def test_a_job_for_more_nodes_than_there_are_is_warned_of_and_not_waited_for(dep
     assert (code, row["state"]) == (0, "blocked")
     assert row["reason"].endswith("so it can never start")
     (warning,) = [r.getMessage() for r in caplog.records if "nine is queued, but" in r.getMessage()]
-    assert "so it can never start; to remove it: deploykit cancel nine" in warning
+    assert "so it can never start; run `deploykit cancel nine` to remove the job" in warning
     code, row, told = deploykit("wait", "nine")
     assert (code, row["state"], row["native"]) == (81, "blocked", "PENDING")
     assert row["reason"].endswith("so it can never start")
-    assert "nine is still in the queue; `deploykit cancel nine` removes it" in told
+    assert "nine is still queued; `deploykit cancel nine` removes it" in told
     code, row, _ = deploykit("cancel", "nine")
     assert (code, row["state"]) == (0, "cancelled")
 
@@ -70,7 +70,7 @@ def test_a_refused_job_has_one_story(deploykit):
 @pytest.mark.parametrize(
     ("setting", "why"),
     [
-        ("modules=[cuda/99]", "a module of slurm.modules cannot be loaded: cuda/99"),
+        ("modules=[cuda/99]", "module load cuda/99 failed (slurm.modules)"),
         ("setup=[. nowhere/activate]", "slurm.setup failed with exit code 1: . nowhere/activate"),
         (
             "setup=['true', test -d /nope]",
@@ -106,3 +106,32 @@ def test_an_array_is_diagnosed_from_the_log_of_the_task_that_failed(deploykit, p
     told = capsys.readouterr()
     assert told.out.splitlines()[-1] == "[task 1] [rank 0] ValueError: label 7 is not below 5"
     assert "cause: user_code_error, " in told.err
+
+
+TWO_FAIL = """\
+import os
+task = os.environ["SLURM_ARRAY_TASK_ID"]
+print("task", task, flush=True)
+if task in "13" and not os.path.exists(os.environ["WORKS"]):
+    raise ValueError("no")
+"""
+
+
+def test_only_the_failed_tasks_of_an_array_run_again(deploykit, project, capsys, tmp_path):
+    (project / "train.py").write_text(TWO_FAIL)
+    deploykit(*submit("arr", "slurm.array=4", f"env.WORKS={tmp_path}/works"))
+    assert deploykit("wait", "arr")[0] == 1
+    (tmp_path / "works").touch()
+    code, _, _ = deploykit("rerun", "arr", "--failed", "--run", "again")
+    assert code == 0
+    assert deploykit("wait", "again")[0] == 0
+    _, (found,), _ = deploykit("status", "again")
+    tasks = [(one["task"], one["state"]) for one in found["tasks"]]
+    assert tasks == [(1, "succeeded"), (3, "succeeded")]
+    assert found["reason"] == "2 tasks: 2 succeeded"
+    assert cli.main(["logs", "again", "--task", "3"]) == 0
+    assert capsys.readouterr().out == "[task 3] [rank 0] task 3\n"
+    assert cli.main(["logs", "again", "--task", "2"]) == 64
+    assert "existing tasks: 1, 3" in capsys.readouterr().err
+    assert cli.main(["rerun", "again", "--failed"]) == 64
+    assert "again: no task has failed" in capsys.readouterr().err

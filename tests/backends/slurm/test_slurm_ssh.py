@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import boto3
 import pytest
 
 from deploykit.backends.slurm import remote
@@ -22,6 +23,7 @@ from tests.backends.slurm.slurm_helpers import PATIENCE, output, wait_for
 from tests.backends.slurm.test_slurm_stacks import HANGING
 from tests.package_index import PASSWORD, USER, UV
 from tests.programs import need
+from tests.receivers import Hook
 from tests.run.test_debugger import check
 from tests.strangers import modes, too_wide
 
@@ -113,6 +115,20 @@ def test_the_life_of_a_run(laptop):
     assert len(jobs_of("life")) == 1
 
 
+@pytest.mark.slow
+def test_the_node_sends_messages_and_this_machine_does_not_repeat_them(laptop):
+    hook = Hook()
+    notify = f"notify={json.dumps({'to': [hook.url], 'events': ['started', 'failed']})}"
+    code, _, err = submit(laptop, "heard", "--set", notify, "--set", "env.CODE=3")
+    assert code == 0, err
+    assert run("wait", "heard")[0]
+    wait_for(lambda: run("notify", "heard", "--follow")[0] == 0)  # no other follows it any more
+    hook.close()
+    assert hook.events == ["started", "failed"]
+    sent = remote_folder(laptop, "heard") / "exit_records"
+    assert len(list(sent.glob("notified-*.json"))) == 2
+
+
 @pytest.mark.skipif(UV is None, reason="uv is not installed: pip install uv")
 def test_the_lock_of_a_project_travels_and_is_installed_there(laptop, team_index, tmp_path):
     """The nodes run as another user, and see neither the project nor its environment."""
@@ -134,6 +150,75 @@ def test_the_lock_of_a_project_travels_and_is_installed_there(laptop, team_index
     assert code == 0, (out, err, run("logs", "packages"))
     _, out, _ = run("logs", "packages", "--rank", "0")
     assert f"tiny 1.0 {laptop.folder}/home/deploykit-" in out
+
+
+READER = """
+import os, pathlib
+folder = pathlib.Path(os.environ["DEPLOYKIT_DATA_TRAIN"])
+print("read", sorted(path.read_text() for path in folder.iterdir()), "in", folder, flush=True)
+"""
+SAVER = """
+import os, pathlib
+folder = pathlib.Path(os.environ["DEPLOYKIT_CHECKPOINT_DIR"])
+print("found", sorted(path.name for path in folder.glob("*.pt")), flush=True)
+(folder / f"epoch_{len(list(folder.glob('*.pt')))}.pt").write_text("weights")
+"""
+
+
+@pytest.fixture
+def s3_settings(laptop, aws):
+    """Words of a submit whose nodes use S3 with keys that they read from a file of the user's."""
+    keys = Path(laptop.folder, "home/keys")
+    keys.write_text("testing")
+    keys.chmod(0o600)
+    shutil.chown(keys, laptop.user)
+    env = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), f"secret:file:{keys}")
+    env |= {"AWS_ENDPOINT_URL": aws.endpoint, "AWS_DEFAULT_REGION": "us-east-1"}
+    return [word for name, value in env.items() for word in ("--set", f"env.{name}={value}")]
+
+
+@pytest.mark.parametrize("source", ["folder", "s3"])
+def test_nodes_copy_their_data_behind_the_login_node(laptop, source, s3_settings):
+    """A folder there that this machine does not have, or a prefix in S3."""
+    Path("train.py").write_text(READER)
+    if source == "s3":
+        path = "s3://my-bucket/set"
+        for number in range(4):
+            content = f"{number}".encode()
+            boto3.client("s3").put_object(Bucket="my-bucket", Key=f"set/{number}", Body=content)
+    else:
+        path = f"{laptop.folder}/home/set"
+        Path(path).mkdir(exist_ok=True)
+        for number in range(4):
+            Path(path, f"{number}").write_text(f"{number}")
+    disk = f"{laptop.folder}/home/disk of $SLURM_NODEID"
+    channel = json.dumps({"path": path, "stage": "shard", "stage_folder": disk})
+    words = ["--nodes", "2", "--set", f"data.train={channel}", *s3_settings]
+    code, _, err = submit(laptop, f"staged-{source}", *words)
+    assert code == 0, err
+    code, out, err = run("wait", f"staged-{source}")
+    assert code == 0, (out, err, run("logs", f"staged-{source}"))
+    said = run("logs", f"staged-{source}")[1]
+    assert f"read ['0', '2'] in {laptop.folder}/home/disk of 0/" in said
+    assert f"read ['1', '3'] in {laptop.folder}/home/disk of 1/" in said
+
+
+def test_checkpoints_of_a_cluster_behind_a_login_node_go_to_a_bucket(laptop, s3_settings, tmp_path):
+    Path("train.py").write_text(SAVER)
+    words = ["--set", "checkpoints=s3://my-bucket/far", *s3_settings]
+    for name, found in (("saver-1", []), ("saver-2", ["epoch_0.pt"])):
+        code, _, err = submit(laptop, name, *words)
+        assert code == 0, err
+        code, out, err = run("wait", name)
+        assert code == 0, (out, err, run("logs", name))
+        assert f"found {found}" in run("logs", name)[1]
+    code, out, err = run("fetch", "saver-1", "--checkpoints", "--to", str(tmp_path / "here"))
+    assert code == 0, err
+    names = sorted(path.name for path in (tmp_path / "here/checkpoints").glob("*.pt"))
+    assert names == ["epoch_0.pt", "epoch_1.pt"]
+    (row,) = json.loads(run("status", "saver-2", "--json")[1])
+    assert row["checkpoints"]["location"] == "s3://my-bucket/far"
+    assert row["checkpoints"]["error"] == ""
 
 
 @pytest.mark.parametrize("tool", ["rsync", "tar"])
@@ -253,7 +338,7 @@ def test_doctor_examines_the_host_and_not_this_machine(laptop):
     assert {one["severity"] for one in findings.values()} == {"note"}
     code, findings = doctor(laptop, "--set", "resources.gpus_per_node=3")
     assert code == 80
-    assert "no node of partition main has 3 GPUs" in findings["site_rejects"]["message"]
+    assert "no node in partition main has 3 GPUs" in findings["site_rejects"]["message"]
 
 
 def test_doctor_finds_what_would_stop_a_submit_to_the_host(laptop):
@@ -324,7 +409,7 @@ def test_files_on_the_host_are_private(laptop):
     home.chmod(0o777)
     code, _, err = run("submit", "--backend", "slurm", "--run", "closed", *laptop.settings)
     assert code == 0, err
-    assert f"login1: {home}: it was accessible to other users; its mode is now 0700" in err
+    assert f"login1: {home}: the folder was accessible to other users; its mode is now 0700" in err
     assert run("wait", "closed")[0] == 0
     run("logs", "closed")
     mode_by_path = modes(home)

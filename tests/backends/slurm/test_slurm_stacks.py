@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -86,6 +89,49 @@ def test_a_command_beside_a_rank_of_the_second_node(hang):
     assert done.returncode == 7
     assert "--pty" in slurm.enter(handle, 3, (), terminal=True)
     assert len(exit_records.processes(folder)) == 4  # all go on
+
+
+def looked_at(folder):
+    """How many ranks the launchers have looked at, since they are quiet."""
+    processes = folder.glob("exit_records/process-*.json")
+    pids = {json.loads(path.read_text())["pid"] for path in processes}
+    with contextlib.suppress(OSError):  # a folder of another test has just been removed
+        looks = Path(tempfile.gettempdir()).glob("deploykit-*/look-*/*.json")
+        ranks = [rank for path in looks for rank in json.loads(path.read_text())["ranks"]]
+        return len(pids & {rank["process"]["pid"] for rank in ranks if rank["tool"]})
+    return 0
+
+
+def is_timed_out(handle):
+    """The limit becomes a minute, which Slurm notices within another."""
+    update = ["scontrol", "update", f"JobId={handle.id}", "TimeLimit=1"]
+    subprocess.run(update, check=True)
+
+
+def is_cancelled(handle):
+    slurm.cancel(handle)
+
+
+@pytest.mark.slow
+@pytest.mark.slurm
+@pytest.mark.torch
+@pytest.mark.xdist_group("slurm")
+@pytest.mark.parametrize(
+    "end",
+    [pytest.param(is_timed_out, marks=pytest.mark.nightly), is_cancelled],
+    ids=["a time limit", "scancel"],
+)
+def test_a_job_that_hangs_until_slurm_stops_it_keeps_its_stacks(end, hang):
+    """Slurm ends the ranks itself, before its signal has reached the launchers."""
+    handle, folder = hang(4, env={"DEPLOYKIT_STALL_SECONDS": "120"})
+    logs = [folder / "logs" / f"node-{node}.log" for node in range(2)]
+    wait_for(lambda: all(path.read_text().count("] up") == 2 for path in logs))
+    wait_for(lambda: looked_at(folder) == 4)
+    end(handle)
+    status = ended(handle)
+    assert status.native.partition(" ")[0] in {"TIMEOUT", "CANCELLED"}
+    text = wait_for(lambda: stacks.stall_reason(folder, ended=True))  # the launchers end later
+    assert text.endswith(" before it was stopped: all 4 ranks are in work (train.py:6)")
 
 
 def test_a_job_without_a_running_rank(make_plan, tmp_path):

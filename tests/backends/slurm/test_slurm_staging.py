@@ -68,6 +68,6 @@ def test_a_requeued_job_finds_its_copy(cluster, make_plan, send, tmp_path, aws):
     assert ended(handle).state is State.SUCCEEDED
     assert {tuple(one["names"]) for one in read(handle)} == {tuple(sorted(NAMES))}
     said = [line.text for line in slurm.logs(handle, follow=False)]
-    assert sum("is complete and is reused" in line for line in said) == 2
+    assert sum("reusing the complete copy in" in line for line in said) == 2
     record = folder_of("one-1", tmp_path) / "exit_records/staging-1.json"
     assert json.loads(record.read_text())["attempt"] == 1

@@ -103,10 +103,10 @@ def test_every_documented_state_is_known():
     [
         ("Resources", "waiting for free nodes"),
         ("(Resources)", "waiting for free nodes"),
-        ("QOSMaxJobsPerUserLimit", "a limit of its quality of service is reached"),
-        ("AssocGrpCpuLimit", "a limit of its account is reached (AssocGrpCpuLimit)"),
+        ("QOSMaxJobsPerUserLimit", "a QOS limit has been reached"),
+        ("AssocGrpCpuLimit", "an account limit has been reached (AssocGrpCpuLimit)"),
         ("ReqNodeNotAvail,_UnavailableNodes:n1", "(UnavailableNodes:n1)"),
-        ("launch_failed_requeued_held", "a node could not launch it, and it is held"),
+        ("launch_failed_requeued_held", "held because a node could not launch the job"),
         ("Something new", "Slurm gives the reason Something new"),
         ("None", ""),
     ],
@@ -140,7 +140,7 @@ def test_a_pending_job_is_blocked_if_it_can_never_start(reason):
 @pytest.mark.parametrize(
     ("state", "code", "reason", "said"),
     [
-        ("FAILED", "0:53", "JobLaunchFailure", "see the run's folder and its logs"),
+        ("FAILED", "0:53", "JobLaunchFailure", "access the run's folder and logs"),
         ("CANCELLED", "0:0", "DependencyNeverSatisfied", "depends on did not end as required"),
     ],
 )

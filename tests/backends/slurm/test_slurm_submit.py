@@ -78,7 +78,7 @@ def test_a_submit_records_the_job_the_cluster_and_the_size_of_the_array(
     handle = send(make_plan("", options=Options(array=3)))
     folder = folder_of("one-1", tmp_path)
     assert arrays.job_id(folder) == "4242"
-    assert arrays.tasks(handle) == 3
+    assert arrays.tasks(handle) == range(3)
     assert (folder / "cluster").read_text() == "box\n"
 
 
@@ -127,7 +127,7 @@ def test_find_does_not_guess(fake_slurm, tmp_path):
     with pytest.raises(BackendUnavailable, match="squeue: no reason given"):
         sbatch.find("run-a", tmp_path, "localhost")
     (tmp_path / "cluster").write_text("prod\n")
-    with pytest.raises(BackendUnavailable, match="'prod', and this is 'box'"):
+    with pytest.raises(BackendUnavailable, match="'prod', but this one is 'box'"):
         sbatch.find("run-a", tmp_path, "localhost")
 
 
@@ -170,8 +170,8 @@ def test_a_job_that_can_never_start_is_warned_of(
     assert (handle.status is not None and handle.status.state is State.BLOCKED) == warns
     texts = [record.getMessage() for record in caplog.records if "one-1 is" in record.getMessage()]
     expected = (
-        "warning: one-1 is queued, but requests more nodes than the partition allows, "
-        "so it can never start; to remove it: deploykit cancel one-1"
+        "warning: one-1 is queued, but it requests more nodes than the partition allows, "
+        "so it can never start; run `deploykit cancel one-1` to remove the job"
     )
     assert texts == ([expected] if warns else [])
 

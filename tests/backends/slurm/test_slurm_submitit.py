@@ -33,6 +33,7 @@ def test_submitits_renderer_gives_the_planned_script(home, name):
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(options=OPTIONS, resources=RESOURCES)
+@pytest.mark.slow
 def test_submitits_renderer_gives_the_planned_script_of_any_valid_job(options, resources):
     job = JobSpec("any", Entrypoint("train.py"), resources)
     if not list(slurm.check(job, options)):

@@ -25,7 +25,7 @@ from tests.programs import need
 pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm")]
 pytestmark += [pytest.mark.timeout(2 * runs.PATIENCE)]
 
-PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "slurm.md"
+TABLE = Path(__file__).with_name("survival.md")
 TWO = "resources.nodes=2"
 LOW = "slurm.partition=low"
 GRACED = "slurm.partition=graced"
@@ -209,7 +209,7 @@ def assert_restarted(job, losses, why, *, lost=0, pending_label=None):
 @pytest.mark.parametrize(
     ("name", "why", "lost", "logged"),
     [
-        ("timed", "time_limit", 0, "after SIGUSR2 it saved step-"),
+        ("timed", "time_limit", 0, "after SIGUSR2 the program saved step-"),
         ("preempted", "preemption", 0, ""),
         ("graced", "preemption", 0, r"requeued: restart 1 \(preemption 1\)"),
         ("requeued", "request", 0, ""),
@@ -262,7 +262,7 @@ def test_out_of_memory_is_not_restarted(field):
     assert "exceeded its Slurm memory limit" in out
     assert job.history[-1] == (
         "failed",
-        "all its processes were killed before any of them recorded a reason",
+        "all processes were killed before any process recorded a reason",
     )
 
 
@@ -320,17 +320,17 @@ ROWS = {
 """Jobs, and the first two columns of the table for each."""
 
 
-def test_the_page_shows_the_measurements(field, outranked):
-    """DEPLOYKIT_WRITE=1 makes this test rewrite the page."""
+def test_the_table_shows_the_measurements(field, outranked):
+    """DEPLOYKIT_WRITE=1 makes this test rewrite the table."""
     jobs = {**field, "outranked": outranked}
     rows = [(*columns, *measured(jobs[name])) for name, columns in ROWS.items()]
     lines = ["| " + " | ".join(row) + " |" for row in (HEADS, ("---",) * len(HEADS), *rows)]
-    before, mark, rest = PAGE.read_text().partition("<!-- measured -->\n")
+    before, mark, rest = TABLE.read_text().partition("<!-- measured -->\n")
     _, end, after = rest.partition("<!-- end -->\n")
     page = "\n".join([before + mark, *lines, "", end + after])
     if os.environ.get("DEPLOYKIT_WRITE"):
-        PAGE.write_text(page)
-    assert page == PAGE.read_text()
+        TABLE.write_text(page)
+    assert page == TABLE.read_text()
 
 
 def measured(job):

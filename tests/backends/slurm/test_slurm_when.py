@@ -20,7 +20,7 @@ entrypoint: {script: train.py}
 resources: {nodes: 2, time_limit: 5m}
 slurm:
   price: 36 USD/node-hour
-  restarts: {preemption: 0, time_limit: 0, node_failure: 0}
+  restarts: {preemption: 0, time_limit: 0, node_failure: 0, transient: 0}
 """
 
 
@@ -117,7 +117,10 @@ def test_where_it_could_start_nowhere_the_code_says_so(when, site, capsys):
     found = when("--nodes", "5", "--pick", code=81)
     assert not any(one["possible"] for one in found.values())
     assert cli.main(["when", "--nodes", "5"]) == 81
-    assert "partition main\t-\t-\t18.00 USD\tpartition main has 4 nodes" in capsys.readouterr().out
+    assert (
+        "partition main\t-\t-\t18.00 USD\tpartition main has only 4 nodes"
+        in capsys.readouterr().out
+    )
 
 
 def test_what_slurm_itself_refuses(when):

@@ -53,8 +53,9 @@ def test_the_files_of_the_repository_are_made_of_its_answers():
         {},
         {"cluster": None, "log_group": False, "name": "no", "block": "172.31.0.0/28"},
         {"region": "cn-north-1", "zone": "cn-north-1b", "prefix": "true", "keep_sources": 1},
+        {"notify": True},
     ],
-    ids=["all", "least", "China"],
+    ids=["all", "least", "China", "notify"],
 )
 def test_cfn_lint_finds_nothing(answers, capsys, linter, changes):
     code, out, err = run(capsys, "check", answers(changes), "--json")
@@ -76,8 +77,8 @@ WRONG = {
     "zone": ("eu-west-1a", "is not in us-east-1"),
     "block": ("10.0.0.1/16", "host bits set"),
     "cluster.instance_type": ("p4d.24xlarg", "did you mean 'p4d.24xlarge'?"),
-    "cluster.head_type": ("m5.enormous", "unknown EC2 instance type m5.enormous"),
-    "cluster.min_nodes": (5, "more than max_nodes (4)"),
+    "cluster.head_type": ("m5.enormous", "does not know the EC2 instance type m5.enormous"),
+    "cluster.min_nodes": (5, "must be at most max_nodes, which is 4"),
     "cluster.storage": (1300, "1200 or 2400"),
 }
 
@@ -221,6 +222,79 @@ def test_the_stack_on_moto(stack):
     (table,) = network.describe_route_tables(RouteTableIds=endpoint["RouteTableIds"])["RouteTables"]
     assert table["VpcId"] == subnet["VpcId"]
     assert endpoint["ServiceName"] == "com.amazonaws.us-east-1.s3"
+
+
+@pytest.mark.aws
+def test_the_scheduler_may_only_delete_endpoints(stack):
+    assert re.fullmatch(r"arn:aws:iam::\d+:role/training-scheduler", stack["SchedulerRoleArn"])
+    iam = boto3.client("iam", REGION)
+    role = iam.get_role(RoleName="training-scheduler")["Role"]
+    (trust,) = _statements(role["AssumeRolePolicyDocument"])
+    assert trust["Principal"] == {"Service": "scheduler.amazonaws.com"}
+    assert set(trust["Condition"]["StringEquals"]) == {"aws:SourceAccount"}
+    policy = iam.get_role_policy(RoleName="training-scheduler", PolicyName="endpoints")
+    (right,) = _statements(policy["PolicyDocument"])
+    assert right["Action"] == "sagemaker:DeleteEndpoint"
+    assert right["Resource"].endswith(":endpoint/*")
+
+
+@pytest.mark.aws
+def test_the_end_of_the_stacks_own_jobs_is_mailed(answers, aws):
+    """moto matches events, but sends no mail: a queue gets them here."""
+    text = infra.files(infra.load(answers({"notify": True})))["stack.yaml"]
+    formation, events, sns, sqs = (
+        boto3.client(name, REGION) for name in ("cloudformation", "events", "sns", "sqs")
+    )
+    formation.create_stack(
+        StackName="training", TemplateBody=text, Capabilities=["CAPABILITY_NAMED_IAM"]
+    )
+    (outputs,) = (one["Outputs"] for one in formation.describe_stacks()["Stacks"])
+    role = next(one["OutputValue"] for one in outputs if one["OutputKey"] == "RoleArn")
+    (topic,) = sns.list_topics()["Topics"]
+    (subscription,) = sns.list_subscriptions()["Subscriptions"]
+    assert (subscription["Protocol"], subscription["Endpoint"]) == ("email", "me@example.com")
+    (target,) = events.list_targets_by_rule(Rule="training-runs")["Targets"]
+    assert target["Arn"] == topic["TopicArn"]
+    mail = target["InputTransformer"]
+
+    queue = sqs.create_queue(QueueName="mail")["QueueUrl"]
+    attributes = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])
+    arn = attributes["Attributes"]["QueueArn"]
+    events.remove_targets(Rule="training-runs", Ids=["mail"])
+    events.put_targets(Rule="training-runs", Targets=[{"Id": "queue", "Arn": arn}])
+    kind = {"Source": "aws.sagemaker", "DetailType": "SageMaker Training Job State Change"}
+    jobs = [
+        ("fails", "Failed", "Failed", role),
+        ("lasts", "Stopped", "MaxRuntimeExceeded", role),
+        ("works", "Completed", "Completed", role),
+        ("stalls", "InProgress", "Training", role),
+        ("spot", "InProgress", "Interrupted", role),
+        ("other", "Failed", "Failed", f"{role}2"),
+    ]
+    keys = ("TrainingJobName", "TrainingJobStatus", "SecondaryStatus", "RoleArn")
+    details = [dict(zip(keys, job, strict=True)) for job in jobs]
+    details[0]["FailureReason"] = 'AlgorithmError: ExitCode 1 ErrorMessage "ValueError: no"'
+    events.put_events(Entries=[{**kind, "Detail": json.dumps(one)} for one in details])
+    messages = sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10)["Messages"]
+    texts = [_mailed(mail, json.loads(one["Body"])) for one in messages]
+    assert sorted(texts) == [
+        f"fails: Failed (Failed). {details[0]['FailureReason']}\nNext: deploykit status fails",
+        "lasts: Stopped (MaxRuntimeExceeded). \nNext: deploykit status lasts",
+        "works: Completed (Completed). \nNext: deploykit status works",
+    ]
+
+
+def _mailed(transformer, event):
+    """The text that EventBridge makes of an event: each line of the template is a JSON string.
+
+    https://docs.aws.amazon.com/eventbridge/latest/userguide/eb-transform-target-input.html
+    """
+    values = {
+        name: event["detail"].get(path.removeprefix("$.detail."), "")
+        for name, path in transformer["InputPathsMap"].items()
+    }
+    lines = [json.loads(line) for line in transformer["InputTemplate"].split("\n")]
+    return "\n".join(re.sub("<(.*?)>", lambda name: values[name[1]], line) for line in lines)
 
 
 @pytest.mark.aws

@@ -145,7 +145,7 @@ def test_a_damaged_record_ends_the_file_with_a_problem(proto, tmp_path, place):
     (tmp_path / "bad").write_bytes(data)
     points, problem = read(tmp_path / "bad")
     assert points == []
-    assert "is damaged" in problem
+    assert "is corrupt" in problem
 
 
 def test_a_record_that_claims_to_be_huge_is_not_read(tmp_path):

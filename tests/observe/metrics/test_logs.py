@@ -241,7 +241,7 @@ def test_patterns_of_the_job_file_come_first():
     reader = LogReader({"loss": r"lost (\S+)", "step": r"#(\d+)", "total": r"of (\d+)"})
     points = list(reader.feed(plain("round #12 of 90: lost 1,234.5 loss=7")))
     assert [(one.name, one.value, one.step) for one in points] == [("loss", 1234.5, 12)]
-    assert points[0].source == "log (metrics of the job file)"
+    assert points[0].source == "log (metrics in the job file)"
     assert reader.step.reading.total == 90
 
 

@@ -21,8 +21,14 @@ from tests.ports import free_port
 class Server:
     """Starts and stops, and answers what a person would look up."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, *artifacts, before=()):
+        """`artifacts` are options that say where artifacts are kept, by default a folder here.
+
+        `before` is a command that starts it.
+        """
+        self._before = before
         self._folder, self._port = folder, free_port()
+        self._artifacts = artifacts or ("--default-artifact-root", str(folder / "artifacts"))
         self._process = None
         self.address = f"http://127.0.0.1:{self._port}"
 
@@ -33,10 +39,10 @@ class Server:
         log = (self._folder / "mlflow.log").open("a")
         self._process = subprocess.Popen(
             [
-                *(PYTHON, "-m", "mlflow", "server", "--workers", "1"),
+                *(*self._before, PYTHON, "-m", "mlflow", "server", "--workers", "1"),
                 *("--host", "127.0.0.1", "--port", str(self._port)),
                 *("--backend-store-uri", store),
-                *("--default-artifact-root", str(self._folder / "artifacts")),
+                *self._artifacts,
             ],
             cwd=self._folder,
             env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},

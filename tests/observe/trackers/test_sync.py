@@ -151,7 +151,7 @@ def test_one_tracker_that_fails_does_not_stop_the_others(live, tmp_path, capsys)
 
 
 ANSWERS = {
-    "html": (200, {}, "<html>", 69, "did not answer with JSON"),
+    "html": (200, {}, "<html>", 69, "sent a response that is not JSON"),
     "moved": (
         302,
         {"Location": "https://other/"},
@@ -159,9 +159,9 @@ ANSWERS = {
         69,
         "redirects to https://other/; use that address",
     ),
-    "denied": (401, {}, "{}", 77, "answered 401"),
-    "busy": (503, {}, "no", 75, "answered 503"),
-    "refused": (400, {}, '{"error_code": "BAD", "message": "no"}', 69, "answered 400: no"),
+    "denied": (401, {}, "{}", 77, "returned status 401"),
+    "busy": (503, {}, "no", 75, "returned status 503"),
+    "refused": (400, {}, '{"error_code": "BAD", "message": "no"}', 69, "returned status 400: no"),
 }
 
 
@@ -238,7 +238,7 @@ def test_a_server_that_never_finishes_its_answer(live, capsys, monkeypatch):
         tracked(live, {"mlflow": address})
         attempt(live, 0, range(10))
         err = sync(capsys, code=75).err
-    assert f"error: {address} did not finish its answer within 1 s" in err
+    assert f"error: {address} did not complete its response within 1 s" in err
 
 
 class MLflowServer:
@@ -339,7 +339,7 @@ TRACK = {
     "{mlflow: 'https://me:secret@host'}": "track.mlflow: expected an address such as",
     "{mlflow: 'arn:aws:iam::123456789012:role/r'}": "track.mlflow: expected an address such as",
     "{tensorboard: 'gs://bucket'}": "track.tensorboard: expected a folder without a colon",
-    "{}": "track: names no tracker (one of mlflow, tensorboard, trackio, wandb, or remove it)",
+    "{}": "track: at least one tracker is required (set one of mlflow, tensor",
     "{mflow: 'http://host'}": "track.mflow: unknown key (did you mean 'mlflow'?)",
 }
 

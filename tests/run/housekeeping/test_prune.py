@@ -62,7 +62,7 @@ def test_prune_shows_sizes_and_asks_nobody_in_a_pipe(history, capsys):
     assert size.endswith(" kB")
     assert len(date) == 10
     assert rest == ["run", "failed", "aaaa"]
-    assert err.startswith("2 to remove, ")
+    assert err.startswith("2 items to remove, ")
     code, _, err = run(capsys, "prune", "--older", "30d")
     assert (code, "add --yes" in err) == (64, True)
     assert len(names()) == 5

@@ -46,7 +46,7 @@ def test_rm_refuses_a_run_that_has_not_ended(add, capsys, state):
     add("exp-beta")
     code, _, err = run(capsys, "rm", "exp-beta", "exp-alpha")
     assert code == 64
-    assert "only runs that have ended can be removed" in err
+    assert "only finished runs can be removed" in err
     assert "exp-alpha is " in err
     assert tree(folder) == before
     assert names() == {"exp-alpha", "exp-beta"}
@@ -64,7 +64,7 @@ def test_rm_says_how_to_end_a_run_and_force_is_no_help(add, capsys):
 def test_rm_force_removes_a_run_whose_target_is_gone(add, capsys):
     add("exp-alpha", State.QUEUED, target="another-machine")
     code, _, err = run(capsys, "rm", "exp-alpha")
-    assert (code, "if its job is gone for good, add --force" in err) == (64, True)
+    assert (code, "if the job no longer exists, add --force" in err) == (64, True)
     assert run(capsys, "rm", "exp-alpha", "--force")[0] == 0
     assert names() == set()
 
@@ -180,6 +180,6 @@ def test_a_file_that_cannot_be_removed_leaves_the_run_in_the_list(add, capsys, m
         patched.setattr(storage.shutil, "rmtree", refused)
         code, _, err = run(capsys, "rm", "exp-alpha")
     assert code == 73
-    assert f"{folder} cannot be removed: Device or resource busy" in err
+    assert f"cannot remove {folder}: Device or resource busy" in err
     assert names() == {"exp-alpha"}
     assert run(capsys, "rm", "exp-alpha")[0] == 0

@@ -78,7 +78,7 @@ if _debug is not None:
     try:
         _begin("debug_server", _debug)
     except Exception as error:  # noqa: BLE001 - without it the program runs as well
-        print(f"no debugger: {error}", flush=True)
+        print(f"cannot start the debugger: {error}", flush=True)
 
 # the program's own; where there is none, Python expects this error
 import sitecustomize  # type: ignore[import-not-found] # noqa: E402, F401

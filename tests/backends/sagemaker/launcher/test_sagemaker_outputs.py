@@ -102,5 +102,5 @@ def test_without_outputs_the_log_says_what_is_lost(aws, captured, program, hosts
     request = captured(program(text), **alone)
     (host,) = hosts("one", 1)
     run_on_hosts(request, aws.endpoint, [host])
-    said = "[node 0] written in the working folder: 1 file, 1.5 kB: a.pt (1.5 kB); to keep them"
+    said = "[node 0] written to the working folder: 1 file, 1.5 kB: a.pt (1.5 kB); to keep them"
     assert said in log(host)
