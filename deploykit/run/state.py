@@ -43,8 +43,10 @@ def refresh(rows: Sequence[Run], patience: float | None = None) -> list[Run]:
     failures: dict[str, str] = {}
     for name, group in unfinished.items():
         try:
-            ask = partial(_refresh, backend.find(name), group)
-            failures |= ask() if patience is None else within(patience, ask)
+            ask = partial(_query, backend.find(name), group)
+            changed, failed = ask() if patience is None else within(patience, ask)
+            registry.update_all(changed)
+            failures |= failed
         except TimeoutError:
             reason = f"{registry.LAST_KNOWN} {name} did not answer within {patience:g} s"
             failures |= {row.run: reason for row in group}
@@ -86,8 +88,11 @@ def _with_reason(row: Run, reason: str | None) -> Run:
     return row._replace(reason="; ".join(filter(None, parts)))
 
 
-def _refresh(engine: Backend, rows: list[Run]) -> dict[str, str]:
-    """Update the runs of one backend; return the reasons, by run, if that failed."""
+def _query(engine: Backend, rows: list[Run]) -> tuple[dict[str, Status], dict[str, str]]:
+    """The changed states of one backend's runs, and the reasons of those that failed, by run.
+
+    It does not record them: an abandoned query, whose programs were killed, finds only errors.
+    """
     failures = {}
     for row in rows:
         if row.id is None:
@@ -98,11 +103,9 @@ def _refresh(engine: Backend, rows: list[Run]) -> dict[str, str]:
                 failures[row.run] = _last_known(row.backend, error)
     current = registry.lookup(*(row.run for row in rows)).values()
     by_handle = {row.handle: row for row in current if row.handle is not None}
-    if by_handle:
-        status = engine.status(list(by_handle))
-        changed = {row.run: status[at] for at, row in by_handle.items() if status[at] != row.status}
-        registry.update_all(changed)
-    return failures
+    status = engine.status(list(by_handle)) if by_handle else {}
+    changed = {row.run: status[at] for at, row in by_handle.items() if status[at] != row.status}
+    return changed, failures
 
 
 def reconcile(engine: Backend, row: Run) -> None:

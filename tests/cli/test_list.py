@@ -190,9 +190,13 @@ def test_a_backend_that_does_not_answer_hides_no_run(monkeypatch, capsys):
     monkeypatch.setattr(run_state, "PATIENCE", 0.1)
     answered = threading.Event()
 
-    def wait(*_):
+    threads = []
+
+    def wait(handles):
+        """What the backend finds when the programs of an abandoned query have been killed."""
+        threads.append(threading.current_thread())
         assert answered.wait(60)
-        return {}
+        return dict.fromkeys(handles, Status(State.UNKNOWN, "", "squeue was killed"))
 
     monkeypatch.setattr(slurm, "status", wait)
     monkeypatch.setattr(slurm, "task_status", wait)
@@ -211,3 +215,6 @@ def test_a_backend_that_does_not_answer_hides_no_run(monkeypatch, capsys):
         assert (found["run"], found["state"], found["reason"]) == ("stuck", "running", reason)
     finally:
         answered.set()
+    for thread in threads:
+        thread.join()
+    assert (registry.get("stuck").state, len(threads)) == ("running", 3)
