@@ -27,7 +27,7 @@ HINT = "set DEPLOYKIT_HOME to a folder that you own, on a disk with free space"
 """What to do where the state folder cannot be used."""
 LOCK = "submitting"
 """In a run folder: the file that is locked while the run is submitted."""
-_SCRATCH = ".deploykit-"
+_SCRATCH = ".deploykit-temporary-"
 _OTHERS = 0o077
 """The permissions of others than the owner."""
 

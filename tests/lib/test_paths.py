@@ -233,13 +233,14 @@ with paths.scratch(pathlib.Path(sys.argv[1])) as folder:
 
 
 def test_the_scratch_of_a_killed_process_is_deleted_by_the_next_one(tmp_path):
-    own = tmp_path / "own"
-    own.mkdir()
+    kept = {tmp_path / "own", tmp_path / ".deploykit-research"}
+    for folder in kept:
+        folder.mkdir()
     with paths.scratch(tmp_path) as alive:
         subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
-        (killed,) = set(tmp_path.iterdir()) - {alive, own}
+        (killed,) = {*tmp_path.iterdir()} - {alive, *kept}
         assert (killed / "half").is_dir()
         with paths.scratch(tmp_path) as other:
-            assert {*tmp_path.iterdir()} == {own, alive, other}
-        assert {*tmp_path.iterdir()} == {own, alive}
-    assert [*tmp_path.iterdir()] == [own]
+            assert {*tmp_path.iterdir()} == {*kept, alive, other}
+        assert {*tmp_path.iterdir()} == {*kept, alive}
+    assert {*tmp_path.iterdir()} == kept
