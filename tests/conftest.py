@@ -14,6 +14,7 @@ from tests import documents, programs
 from tests.aws_server import aws, enforced, moto  # noqa: F401 - fixtures for every test
 from tests.live_run import live, start  # noqa: F401
 from tests.package_index import team_index, team_wheels  # noqa: F401
+from tests.receivers import hook  # noqa: F401
 from tests.slurm_cluster import box, cluster, needs_slurm, running_cluster  # noqa: F401
 
 # A shell ignores SIGINT in what it starts with `&`, and so would the programs that tests interrupt.

@@ -84,6 +84,14 @@ class Hook:
         return [message for message in self.messages if message["run"] == run]
 
 
+@pytest.fixture
+def hook():
+    """Such a server, for as long as the test runs."""
+    made = Hook()
+    yield made
+    made.close()
+
+
 class Dead:
     """A server that accepts connections and never answers; they are held open."""
 

@@ -16,17 +16,10 @@ from deploykit_node.cluster import Cluster
 from deploykit_node.records import NodeExit
 from deploykit_node.restart.attempt import Attempt
 from tests.node.conftest import ENTRYPOINTS
-from tests.receivers import Dead, Hook
+from tests.receivers import Dead
 
 HERE = Cluster("alone", 0, ("localhost",))
 EVENTS = ["started", "failed", "succeeded", "stalled", "preempted", "cap"]
-
-
-@pytest.fixture
-def hook():
-    made = Hook()
-    yield made
-    made.close()
 
 
 def settings(*to, command=()):

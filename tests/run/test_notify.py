@@ -19,20 +19,13 @@ from deploykit.observe import receivers
 from deploykit.run import lifecycle, registry
 from deploykit.run import notify as run_notify
 from tests.ports import free_port
-from tests.receivers import Dead, Hook
+from tests.receivers import Dead
 
 TRACEBACK = """\
 Traceback (most recent call last):
   File "train.py", line 9, in <module>
     loss = model(x)
 RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB"""
-
-
-@pytest.fixture
-def hook():
-    made = Hook()
-    yield made
-    made.close()
 
 
 @pytest.fixture

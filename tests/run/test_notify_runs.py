@@ -9,16 +9,9 @@ import pytest
 
 from deploykit.cli import main as cli
 from deploykit.cost import cap
-from tests.receivers import HANGS, SAVES, Hook, unfollowed
+from tests.receivers import HANGS, SAVES, unfollowed
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
-
-
-@pytest.fixture
-def hook():
-    made = Hook()
-    yield made
-    made.close()
 
 
 @pytest.fixture(params=["followed", "alone"])

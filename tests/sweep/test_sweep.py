@@ -19,7 +19,6 @@ from deploykit.cli import main as cli
 from deploykit.job import machine
 from deploykit.job.model import Entrypoint, JobSpec, Resources
 from deploykit.lib import paths
-from tests.receivers import Hook
 from tests.sweep import plain
 
 SAMPLERS = {
@@ -95,13 +94,6 @@ def test_failed_trials_do_not_end_the_sweep(write, sweep):
     assert found["counts"] == {"failed": 1, "succeeded": 2}
     assert found["trials"][0]["reason"].startswith("user_code_error: exit code 1")
     assert plain.started(paths.state())[f"{found['sweep']}-0"] == 1
-
-
-@pytest.fixture
-def hook():
-    made = Hook()
-    yield made
-    made.close()
 
 
 def test_failed_trials_are_run_again_with_their_values(write, sweep, toy, capsys, hook):

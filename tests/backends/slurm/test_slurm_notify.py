@@ -12,7 +12,7 @@ from deploykit.cost import cap
 from deploykit.lib import paths
 from deploykit.lib.errors import TryAgain
 from tests.backends.slurm.slurm_helpers import output, wait_for
-from tests.receivers import HANGS, SAVES, Hook, unfollowed
+from tests.receivers import HANGS, SAVES, unfollowed
 
 pytestmark = [
     pytest.mark.slurm,
@@ -20,13 +20,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.xdist_group("slurm"),
 ]
-
-
-@pytest.fixture
-def hook():
-    made = Hook()
-    yield made
-    made.close()
 
 
 def submit(run, *settings, code=0):

@@ -23,7 +23,6 @@ from tests.backends.slurm.slurm_helpers import PATIENCE, output, wait_for
 from tests.backends.slurm.test_slurm_stacks import HANGING
 from tests.package_index import PASSWORD, USER, UV
 from tests.programs import need
-from tests.receivers import Hook
 from tests.run.test_debugger import check
 from tests.strangers import modes, too_wide
 
@@ -116,14 +115,12 @@ def test_the_life_of_a_run(laptop):
 
 
 @pytest.mark.slow
-def test_the_node_sends_messages_and_this_machine_does_not_repeat_them(laptop):
-    hook = Hook()
+def test_the_node_sends_messages_and_this_machine_does_not_repeat_them(laptop, hook):
     notify = f"notify={json.dumps({'to': [hook.url], 'events': ['started', 'failed']})}"
     code, _, err = submit(laptop, "heard", "--set", notify, "--set", "env.CODE=3")
     assert code == 0, err
     assert run("wait", "heard")[0]
     wait_for(lambda: run("notify", "heard", "--follow")[0] == 0)  # no other follows it any more
-    hook.close()
     assert hook.events == ["started", "failed"]
     sent = remote_folder(laptop, "heard") / "exit_records"
     assert len(list(sent.glob("notified-*.json"))) == 2

@@ -25,7 +25,7 @@ from tests.backends.sagemaker.launcher.sagemaker_hosts import (
     run_on_hosts,
 )
 from tests.backends.slurm.slurm_helpers import wait_for
-from tests.receivers import SAVES, Hook
+from tests.receivers import SAVES
 
 pytestmark = [
     pytest.mark.aws,
@@ -108,13 +108,6 @@ class Service:
         now = int(time.time() * 1000)
         events = [{"timestamp": now, "message": line} for line in lines if line]
         logs.put_log_events(**stream, logEvents=events)
-
-
-@pytest.fixture
-def hook():
-    made = Hook()
-    yield made
-    made.close()
 
 
 @pytest.fixture
