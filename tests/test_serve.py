@@ -294,7 +294,7 @@ def test_without_a_function_for_batches_they_are_refused(package):
 def test_a_replica_that_exceeds_the_time_limit_is_replaced(serve, package):
     server = serve("--timeout", "2")
     status, answer = server.post("wait")
-    assert (status, answer) == (504, {"error": "no answer within 2 s"})
+    assert (status, answer) == (504, {"error": "no response within 2 s"})
     until(lambda: server.ping() == 200 and server.post("again")[0] == 200)
 
 

@@ -98,7 +98,7 @@ def test_a_local_run_of_which_nothing_is_left(project, capsys):
     assert found["lost"]["state"] == "failed"
     folder = paths.run_folder("lost")
     assert found["lost"]["reason"] == (
-        f"its exit status is unknown; its folder {folder} was deleted"
+        f"its exit status is unknown; the run folder {folder} was deleted"
     )
     assert cli.main(["logs", "lost"]) == 66
     assert f"lost has no logs: its folder {folder} was deleted" in capsys.readouterr().err
