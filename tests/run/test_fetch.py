@@ -126,25 +126,31 @@ def _folder(deploykit):
 
 
 class Killing:
-    """Answers for the server; after `count` files it waits for `enough()` and kills the process."""
+    """Answers for the server: `count` files, then it waits for `enough()` and kills the process."""
 
     def __init__(self, count, enough):
-        self.left, self.enough, self.process = count, enough, None
+        self.count, self.enough, self.process = count, enough, None
+        self.answered, self.killer = set(), None
         self.lock, self.killed = threading.Lock(), threading.Event()
 
     def __call__(self, one, forward):
-        if one.method == "GET" and "/ckpt/a/" in one.path:
-            with self.lock:
-                self.left -= 1
-                late = -self.left
-            if late == 1:
+        if one.method == "GET" and "/ckpt/a/" in one.path and not self._is_answered(one.path):
+            if self.killer == one.path:
                 wait_for(self.enough, 120)
                 self.process.kill()
                 self.killed.set()
-            if late > 0:
-                self.killed.wait(120)
-                return None
+            self.killed.wait(120)
+            return None
         return forward()
+
+    def _is_answered(self, path):
+        """Whether the file is among the first; they may be requested again, and in parts."""
+        with self.lock:
+            if len(self.answered) < self.count:
+                self.answered.add(path)
+            elif path not in self.answered:
+                self.killer = self.killer or path
+            return path in self.answered
 
 
 def fetched(aws):
