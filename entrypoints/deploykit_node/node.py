@@ -230,6 +230,9 @@ def _node_exit(returncode: int, env: Environ, ranks: Path, stop: int | None) -> 
         if stop is not None and by_torchrun and records.last_round(ranks):
             # torchrun had just restarted the rank that the signal had ended, and then ended it
             first["exit_code"] = signals.shell_code(-stop)
+        if stop is not None and first["exit_code"] == signals.shell_code(-stop):
+            # Slurm signals the processes one by one: the rank may end before its launcher knows
+            first["stopped"] = True
         reason = records.sentence(first)
         return NodeExit(first["exit_code"], reason, first["rank"], first["stopped"])
     vanished = sorted(records.living(ranks))

@@ -119,6 +119,15 @@ def test_both_planes_know_the_folder_and_the_code_of_a_checkpoint():
     assert records.STOPPED == exit_records.STOPPED
 
 
+def test_a_rank_that_received_the_signal_before_its_launcher_counts_as_stopped_by_it(tmp_path):
+    env = {"DEPLOYKIT_RANK_DIR": str(tmp_path)}
+    records.record_rank(env, Rank("torchrun", 0, 0, 1, 1), -signal.SIGTERM, stopped=False)
+    end = node._node_exit(1, env, tmp_path, signal.SIGTERM)
+    reason = "rank 0 was terminated by SIGTERM (exit code 143) after a signal to stop"
+    assert (end.code, end.reason, end.stopped) == (143, reason, True)
+    assert not node._node_exit(1, env, tmp_path, None).stopped  # anybody else sent it
+
+
 def test_a_rank_that_torchrun_starts_anew_and_ends_counts_as_stopped_by_the_signal(tmp_path):
     """A rank has ended by SIGTERM, torchrun restarts it, and is told to end: by SIGHUP."""
     env = {"DEPLOYKIT_RANK_DIR": str(tmp_path), "TORCHELASTIC_RESTART_COUNT": "1"}
