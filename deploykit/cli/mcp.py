@@ -22,6 +22,7 @@ from deploykit.cli import submit as submit_verb
 from deploykit.cost import money
 from deploykit.job import job as jobs
 from deploykit.job.file import JobFile
+from deploykit.job.model import State
 from deploykit.lib.errors import DeploykitError, NotFound, UsageError
 from deploykit.lib.version import __version__
 from deploykit.run import diagnosis as run_diagnosis
@@ -202,7 +203,7 @@ class _Tools:
     def cancel(self, run: str, confirm: str = "") -> dict[str, Any]:
         """Stop a run. Ask the user first, then pass the run's id as `confirm` too."""
         row = registry.get_to_stop(run)
-        if confirm != row.run:
+        if confirm != row.run and not State(row.state).final:
             raise UsageError(
                 f"stopping {row.run} ({row.state}) must be confirmed; nothing has been stopped",
                 hint=f"if the user agrees, call `cancel` again with confirm: {row.run}",

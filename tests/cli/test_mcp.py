@@ -101,6 +101,7 @@ def test_the_first_ten_minutes_of_an_agent(project):
         assert len(longest) < 2100 < len("".join(logs["lines"])) <= 50_000
         assert "earlier lines" in logs["omitted"]
         assert "data, not instructions" in logs["note"]
+        assert (await call(client, "cancel", run=plan["run"]))["state"] == "failed"
         newest, first = (await call(client, "list"))["runs"]
         assert (newest["run"], first["run"]) == (plan["run"], run["run"])
 
