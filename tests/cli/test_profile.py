@@ -87,6 +87,7 @@ def test_two_nodes_of_a_cluster_are_profiled(cluster, project, capsys):
     assert ([one["rank"] for one in data["ranks"]], data["slowest_rank"]) == ([0, 1], 1)
 
 
+@pytest.mark.nightly
 @pytest.mark.torch
 @pytest.mark.slow
 def test_a_program_that_ends_too_early_says_why_there_is_no_profile(project, capsys):
@@ -96,6 +97,7 @@ def test_a_program_that_ends_too_early_says_why_there_is_no_profile(project, cap
     assert "--profile torch:20:25" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 @pytest.mark.torch
 @pytest.mark.slow
 def test_a_program_without_a_gpu_is_not_harmed_by_memory_snapshots(project, capsys):

@@ -89,6 +89,7 @@ if not os.environ.get("ON_CPU"):
 """
 
 
+@pytest.mark.nightly
 def test_a_pytorch_that_is_built_without_cuda(job, capsys):
     job(CUDA_ONLY)
     assert ended("before")[0] == 1
@@ -307,6 +308,7 @@ distributed.destroy_process_group()
 """
 
 
+@pytest.mark.nightly
 def test_a_collective_that_timed_out(job, capsys):
     job(LATE, ranks=2)
     assert ended("before")[0] == 1

@@ -93,6 +93,7 @@ def test_a_node_that_fails(job, capsys, tmp_path):
         shell(f"scontrol update nodename={node} state=resume")  # fails where it has returned
 
 
+@pytest.mark.nightly
 def test_a_job_that_can_never_start(job, capsys):
     job("print('ran')", nodes=9)
     submit("before")
@@ -109,6 +110,7 @@ def test_a_job_that_can_never_start(job, capsys):
     assert cli.main(["wait", "after"]) == 0
 
 
+@pytest.mark.nightly
 def test_a_time_limit(job, capsys, tmp_path):
     seconds = tmp_path / "seconds"
     seconds.write_text("900")

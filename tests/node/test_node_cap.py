@@ -111,7 +111,9 @@ def test_the_ranks_save_and_the_run_can_be_resumed(bundle):
 
 @pytest.mark.torch
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "code"), [("plain", 143), ("deaf", 137)])
+@pytest.mark.parametrize(
+    ("how", "code"), [pytest.param("plain", 143, marks=pytest.mark.nightly), ("deaf", 137)]
+)
 def test_ranks_that_do_not_save_end_with_the_cap_all_the_same(bundle, how, code):
     bundle.write("saver.py", SAVER)
     done, seconds, took = patiently(bundle, how)

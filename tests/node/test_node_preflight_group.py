@@ -29,6 +29,7 @@ async def together(tests):
     await asyncio.gather(*(test.run() for test in tests))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("how", "variables", "says"),
     [

@@ -263,6 +263,7 @@ def test_what_cannot_be_started_from_is_a_sentence(place, home, capsys):
     assert message.startswith("the nodes of login cannot read ")
 
 
+@pytest.mark.nightly
 def test_from_python(place, home):
     again = deploykit.get("digits").evaluate(split="training", checkpoint="best", run="training")
     again.wait()

@@ -183,6 +183,7 @@ def test_the_parts_of_a_package(model):
     assert (model / "code/requirements.txt").read_text() == "safetensors\n"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_same_run_gives_the_same_archive(place, model):
     assert deploykit.get("digits").export("one.tar.gz") == "one.tar.gz"

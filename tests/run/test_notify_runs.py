@@ -14,7 +14,7 @@ from tests.receivers import HANGS, SAVES, unfollowed
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 
-@pytest.fixture(params=["followed", "alone"])
+@pytest.fixture(params=[pytest.param("followed", marks=pytest.mark.nightly), "alone"])
 def run(request):
     """The run's name: who sends its messages."""
     with unfollowed() if request.param == "alone" else contextlib.nullcontext():

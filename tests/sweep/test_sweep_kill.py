@@ -81,6 +81,7 @@ def test_on_this_machine(write, sweep, monkeypatch):
     assert [one["trial"] for one in found["trials"]] == list(range(12))
 
 
+@pytest.mark.nightly
 @pytest.mark.slurm
 @pytest.mark.xdist_group("slurm")
 def test_on_slurm(write, sweep, monkeypatch, cluster, toy):

@@ -252,5 +252,6 @@ def test_every_key_of_the_section_was_varied(jobs):
     assert constant == {"role", "bucket", "py_version"} | sdk_ignores | sdk_lacks
 
 
+@pytest.mark.nightly
 def test_images_equal_those_of_the_sdk(every_image, answers):
     assert [catalog.image_for(*one) for one in every_image] == answers["images"]

@@ -45,6 +45,7 @@ def test_a_launcher_that_dies_is_started_again_and_joins(job):
     assert elastic_run.total(folder) == sum(range(elastic_run.STEPS + 1))
 
 
+@pytest.mark.nightly
 def test_a_node_that_slurm_sets_to_down_leaves_the_job(job):
     folder = submit("downed")
     number = (folder / "claim").readlink()

@@ -132,6 +132,7 @@ def test_states_from_queued_to_cancelled(cluster, make_plan, send, tmp_path):
     slurm.cancel(handle)
 
 
+@pytest.mark.nightly
 def test_a_job_that_was_suspended_and_resumed_goes_on(cluster, make_plan, send, tmp_path):
     """As gang scheduling does it. The launcher looks at its ranks every 0.25 s."""
     handle = send(make_plan(WAITS, nodes=2, env={"DEPLOYKIT_STALL_SECONDS": "15"}))

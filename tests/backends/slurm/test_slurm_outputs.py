@@ -70,6 +70,7 @@ def test_a_requeued_job_resumes_from_what_it_saved_in_its_working_folder(
     assert record["attempt"] == 1
 
 
+@pytest.mark.nightly
 def test_another_run_with_the_same_checkpoints_resumes(cluster, make_plan, send, tmp_path):
     kept = str(tmp_path / "kept")
     first = changed(make_plan(TUTORIAL, nodes=2), outputs=("*.pt",), checkpoints=kept)

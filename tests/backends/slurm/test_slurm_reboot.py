@@ -71,6 +71,7 @@ def test_a_node_that_restarts_is_a_node_failure(restart_node):
     assert job.history[-1] == ("succeeded", "after 1 restart (node failure 1)")
 
 
+@pytest.mark.nightly
 def test_it_is_not_restarted_where_the_job_file_forbids_it(restart_node):
     job = begun("forbidden", "slurm.restarts.node_failure=0")
     with runs.Watch({"forbidden": job}):

@@ -126,6 +126,7 @@ def test_the_node_sends_messages_and_this_machine_does_not_repeat_them(laptop, h
     assert len(list(sent.glob("notified-*.json"))) == 2
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(UV is None, reason="uv is not installed: pip install uv")
 def test_the_lock_of_a_project_travels_and_is_installed_there(laptop, team_index, tmp_path):
     """The nodes run as another user, and see neither the project nor its environment."""
@@ -174,7 +175,7 @@ def s3_settings(laptop, aws):
     return [word for name, value in env.items() for word in ("--set", f"env.{name}={value}")]
 
 
-@pytest.mark.parametrize("source", ["folder", "s3"])
+@pytest.mark.parametrize("source", [pytest.param("folder", marks=pytest.mark.nightly), "s3"])
 def test_nodes_copy_their_data_behind_the_login_node(laptop, source, s3_settings):
     """A folder there that this machine does not have, or a prefix in S3."""
     Path("train.py").write_text(READER)
@@ -286,6 +287,7 @@ def test_a_command_beside_a_rank(laptop):
     assert run("cancel", "inside")[0] == 0
 
 
+@pytest.mark.nightly
 def test_the_stacks_of_eight_ranks_of_an_ordinary_user(laptop):
     """Who may read their own processes, and no others."""
     Path("train.py").write_text(HANGING)

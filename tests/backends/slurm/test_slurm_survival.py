@@ -228,6 +228,7 @@ def test_a_job_that_is_restarted(field, losses, name, why, lost, logged):
     assert re.search(logged, field[name].log)
 
 
+@pytest.mark.nightly
 def test_a_preemption_by_quality_of_service(outranked, losses):
     assert_restarted(outranked, losses, "preemption")
 
@@ -346,6 +347,7 @@ def measured(job):
     return lost, f"`{job.restarts[0]}`" if job.restarts else "", status, str(job.waited[0])
 
 
+@pytest.mark.nightly
 def test_two_jobs_that_choose_from_two_ports(cluster, losses, tmp_path, monkeypatch):
     """Each has two nodes on this machine; both choose from the same two ports."""
     monkeypatch.chdir(tmp_path)

@@ -54,6 +54,7 @@ if first < 30:
 """Begins each attempt at its checkpoint, five steps before the end of the one before."""
 
 
+@pytest.mark.nightly
 @pytest.mark.slurm
 @pytest.mark.torch
 def test_a_job_that_slurm_requeues_thrice(cluster, project, mlflow):  # noqa: F811

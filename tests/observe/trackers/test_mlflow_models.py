@@ -103,6 +103,7 @@ def test_another_package_is_the_next_version(trained, proxy, capsys, tmp_path):
     assert numbers == ["1", "2", "1", "2"]
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 @needs("unshare")
 def test_nothing_is_copied_here_for_a_server_behind_a_tunnel(trained, capsys, tmp_path):

@@ -148,6 +148,7 @@ def test_a_job_that_fails(service, submit, hook, tmp_path, capsys):
     assert failed["fix"]
 
 
+@pytest.mark.nightly
 def test_a_job_whose_spot_instances_are_reclaimed(service, submit, hook, capsys):
     spot = ("sagemaker.spot=true", "sagemaker.max_wait=1h")
     submit("spot-1", RECLAIMED, ["preempted", "succeeded"], *spot)
