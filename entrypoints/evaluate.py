@@ -109,7 +109,9 @@ def main() -> None:
             parts = gathered(context, part)
             result = summarized(parts, dataset, arguments.slice_by, max(0, arguments.worst))
     except ValueError as error:
-        sys.exit(f"evaluate.py: error: {error}" if context.is_rank_zero else 1)
+        if context.is_rank_zero:
+            print(f"evaluate.py: error: {error}", file=sys.stderr)
+        process_group.fail(1)
     if context.is_rank_zero:
         settings = progress["settings"]
         if settings["task"] == "text":

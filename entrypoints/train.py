@@ -64,7 +64,7 @@ def main() -> None:
     except ConfigError as error:  # on all ranks, or on all that share layers
         if getattr(error, "first", context.is_rank_zero):
             print(f"train.py: error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        process_group.fail(error.exit_code)
     process_group.leave()
     sys.exit(0 if finished else STOPPED)
 

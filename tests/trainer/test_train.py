@@ -33,6 +33,26 @@ from trainer.task import IGNORE_INDEX, Task
 pytestmark = pytest.mark.torch
 
 
+FAILS = f"""\
+import atexit, os, sys, time
+from concurrent.futures import ThreadPoolExecutor
+sys.path.insert(0, {str(ENTRYPOINTS)!r})
+from trainer.parallel import process_group
+
+class Aborts:
+    def __del__(self):
+        os.abort()
+
+def save():
+    time.sleep(0.5)
+    print("a save")
+
+process_group.join()
+atexit.register(print, "an exit handler")
+ThreadPoolExecutor(1).submit(save)
+outlives = Aborts()
+process_group.fail(65)
+"""
 AT_END = str(ENTRYPOINTS.parent / "tests/trainer/threads_at_end.py")
 
 
@@ -48,6 +68,12 @@ def test_no_thread_of_gloo_outlives_a_run(tmp_path, script):
     """One that frees a tensor while Python shuts down aborts a process that had succeeded."""
     for text in outputs(start_ranks(tmp_path, 2, AT_END, *script, "--epochs", "1")):
         assert text.splitlines()[-1] == "threads of gloo: []"
+
+
+def test_an_error_keeps_its_exit_code_whatever_outlives_python(tmp_path):
+    program = tmp_path / "fails.py"
+    program.write_text(FAILS)
+    assert outputs([start([str(program)], tmp_path)], code=65) == ["a save\nan exit handler\n"]
 
 
 def test_the_main_job_reaches_its_accuracy_on_two_processes(tmp_path):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed.nn.functional  # before init_process_group: see `join`
@@ -16,6 +17,9 @@ from torch.distributed import HashStore, PrefixStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainer.errors import ConfigError
+
+_failed: list[int] = []
+"""The exit code of an error, once there was one."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ def join() -> DistributedContext:
     `torch.distributed.nn.functional`, which DDP imports, keeps the group that exists when it is
     first imported (2.13): threads of gloo would then outlive the run, and may abort it at its end.
     """
+    atexit.register(_end_after_error)  # the last of the exit handlers, as the first registered
     device, backend = _device()
     single = {"store": HashStore(), "rank": 0, "world_size": 1}
     distributed.init_process_group(backend, **(_rendezvous() if "RANK" in os.environ else single))
@@ -145,3 +150,20 @@ def leave() -> None:
     distributed.destroy_process_group()
     sys.stdout.flush()
     sys.stderr.flush()
+
+
+def fail(code: int) -> NoReturn:
+    """Exit with `code` after an error, without leaving the group.
+
+    Python finishes a background save and runs its exit handlers, but frees nothing: threads of gloo
+    that outlive Python can abort the process, and `code` would be lost.
+    """
+    _failed.append(code)
+    sys.exit(code)
+
+
+def _end_after_error() -> None:
+    if _failed:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_failed[0])
