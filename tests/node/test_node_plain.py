@@ -33,6 +33,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional
 import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
@@ -48,13 +49,17 @@ def work(local, each, own_address):
     total = torch.ones(1)
     dist.all_reduce(total)
     print(f"process {dist.get_rank()} of {nodes * each} sums {total.item():.0f}\\n", end="")
+    del model
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     mp.spawn(work, args=(2, "".join(sys.argv[1:])), nprocs=2)
 """
-"""As PyTorch's tutorial of DistributedDataParallel starts its processes."""
+"""As PyTorch's tutorial of DistributedDataParallel starts its processes.
+
+The second import and `del model` are the fix of `aborted_at_exit`, without which gloo aborts some.
+"""
 JOB = """\
 name: plain
 entrypoint: {script: train.py, launcher: python, args: %s}
