@@ -100,8 +100,8 @@ def _tensor(name: str, values: Any) -> Tensor:
         raise ValueError(f"{label}: expected finite numbers, because JSON supports no others")
     shape = list(tensor.shape)
     if not shape or (expected and len(shape) != len(expected["shape"]) + 1):
-        wanted = expected["shape"] if expected else "..."
-        raise ValueError(f"{label}: expected shape [samples, {wanted}], got {shape}")
+        wanted = ", ".join(map(str, ["samples", *(expected["shape"] if expected else ["..."])]))
+        raise ValueError(f"{label}: expected shape [{wanted}], got {shape}")
     return tensor
 
 

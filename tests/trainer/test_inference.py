@@ -1,5 +1,8 @@
 """entrypoints/inference.py: several requests together have the answers that each has alone."""
 
+import json
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -36,3 +39,14 @@ def test_requests_together_have_the_outputs_of_each_alone():
 def test_requests_of_different_inputs_are_not_answered_together(other):
     with pytest.raises((ValueError, RuntimeError)):
         inference.predict_batch_fn([request(1), other], Net())
+
+
+@pytest.mark.parametrize(
+    ("known", "shape"), [({}, "samples, ..."), ({"shape": [1, 8, 8]}, "samples, 1, 8, 8")]
+)
+def test_a_wrong_number_of_dimensions_is_answered_with_the_shape(known, shape, monkeypatch):
+    expected = {"": {"dtype": "float32", **known}} if known else {}
+    monkeypatch.setattr(inference, "_expected", expected)
+    values = [0.0, 1.0] if known else 0.0
+    with pytest.raises(ValueError, match=re.escape(f"inputs: expected shape [{shape}], got")):
+        inference.input_fn(json.dumps({"inputs": values}), "application/json")
