@@ -407,3 +407,10 @@ def test_results_in_the_working_folder_are_named(project, capsys):
     shown = capsys.readouterr()
     assert "add this to the job file: outputs: [model.pt]" in shown.err
     assert "output: already on this machine, in " in shown.out
+
+
+@pytest.mark.aws
+def test_wait_says_when_there_is_nothing_to_fetch(job, project, aws, capsys):
+    assert cli.main(["wait", "digits-1", "--fetch"]) == 0
+    assert "digits-1: no results were found to copy\n" in capsys.readouterr().err
+    assert not (project / "digits-1").exists()
