@@ -18,6 +18,7 @@ from deploykit.backends import base as backend
 from deploykit.cli import describe, output
 from deploykit.cli.progress_bar import watching
 from deploykit.lib import units
+from deploykit.observe import exit_records
 from deploykit.run import fetch as run_fetch
 from deploykit.run import log_selection, registry
 from deploykit.run.log_selection import Selection
@@ -81,7 +82,12 @@ def _say_where(row: Run, parts: list[str], *, as_json: bool) -> int:
         output.say(
             *(f"{part}: already on this machine, in {folder}" for part, folder in folders.items())
         )
-        output.note("to copy them, use --to FOLDER")
+        written = exit_records.written(Path(row.folder))
+        kept = parts == ["output"] and written and written.checkpoints.count
+        if kept and written and not written.output.count:
+            output.note("to copy the checkpoints, use --checkpoints --to FOLDER")
+        else:
+            output.note("to copy them, use --to FOLDER")
     return 0
 
 
@@ -120,6 +126,8 @@ def _report(
         if len(largest) > _SHOWN:
             output.say(f"{'':>10}  and {len(largest) - _SHOWN} more")
         output.say(f"would copy {counted} to {target}{kept}")
+    elif not files and not args.logs:
+        output.say(f"{row.run}: no files were found to copy")
     else:
         output.say(f"{row.run}: copied {counted} to {target}{kept}")
     if price:

@@ -43,6 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.file and not args.test:
         raise UsageError("--file applies only to --test")
+    if args.run and args.test:
+        raise UsageError(
+            f"--test does not apply to a run, got {args.run!r}",
+            hint="to test the receivers in a job file: deploykit notify --test --file job.yaml",
+        )
     if args.test:
         sent = [("test", one) for one in run_notify.test(_of_file(args.file))]
     else:

@@ -100,7 +100,9 @@ def _fetch(rows: Sequence[Run]) -> int:
             if not State(row.state).final or row.handle is None:
                 continue
             listing = run_fetch.listing(row, ["output"])
-            if not listing.here:
+            if not (listing.here or listing.files):
+                output.note(f"{row.run}: no results were found to copy")
+            elif not listing.here:
                 target = Path(row.run)
                 files = run_fetch.missing(listing.files, target)
                 with progress_bar.watching():

@@ -39,6 +39,8 @@ from deploykit.run.registry import Run
 
 _MAX_TASKS_BRIEFLY = 20
 """Tasks of a job array whose logs are read for the cause in one line."""
+_MAX_RANKS = 8
+"""Ranks that a sentence names."""
 _PYTHON = re.compile(r"(/[\w./+-]+) \.deploykit/launch\.py")
 _RANKS = re.compile(r"--(?:nnodes|nproc-per-node)=(\d{1,6})\b")
 _SIGNAL_CODES = 128
@@ -95,7 +97,7 @@ def of_run(row: Run, rules: RuleSet | None = None) -> RunDiagnosis:
         _read_dumps(diagnosis, recorded)
     diagnosis.ended = known.ended or diagnosis.ended
     logs = [(str(path), path, None) for path in files]
-    causes = known.judged(diagnosis.causes())
+    causes = _judged(diagnosis, row, known)
     state = State(row.state)
     without = Ending.HEALTHY if known.succeeded else None if state.final else Ending.UNFINISHED
     result = _concluded(diagnosis, logs, causes, failed=state is State.FAILED, without=without)
@@ -179,7 +181,7 @@ def brief(row: Run) -> str | None:
         _read_run(diagnosis, row, files, known)
     except (DeploykitError, OSError):  # the status is complete without it
         return None
-    causes = known.judged(diagnosis.causes())
+    causes = _judged(diagnosis, row, known)
     if not causes:
         return None
     rule, proof = causes[0].rule, causes[0].evidence[0]
@@ -235,6 +237,8 @@ class ExitEvidence:
     succeeded: bool = False
     stalled: bool = False
     """Whether the run made no progress when it was told to stop."""
+    finished: tuple[str, ...] = ()
+    """The ranks that exited with code 0 in the attempt that failed."""
 
     @property
     def first_rank(self) -> int | None:
@@ -256,7 +260,19 @@ class ExitEvidence:
         if self.first is None:
             return None
         who = "a launcher" if self.first.rank is None else f"rank {self.first.rank}"
-        return f"{who} exited first, with code {self.first.exit_code}: {self.first.reason}"
+        return f"{who} failed first, with code {self.first.exit_code}: {self.first.reason}"
+
+    def left_alone(self, causes: Sequence[Cause]) -> str:
+        """The sentence for a rank that lost its connection to one that had finished, or nothing."""
+        first = self.first_rank
+        lost = (cause for cause in causes if cause.rule.label == "remote_peer_died")
+        if first is None or first not in {proof.rank for cause in lost for proof in cause.evidence}:
+            return ""
+        who = ", ".join(self.finished[:_MAX_RANKS]) + (", ..." * (len(self.finished) > _MAX_RANKS))
+        several = "s" * (len(self.finished) > 1)
+        return (
+            who and f"rank{several} {who} exited with code 0 while rank {first} still communicated"
+        )
 
     def judged(self, causes: Sequence[Cause]) -> Sequence[Cause]:
         """The causes without those that the records refute.
@@ -265,6 +281,8 @@ class ExitEvidence:
         cancels the step of the others, and those lose their connections: both are symptoms.
         """
         if self.succeeded:
+            for cause in causes:
+                cause.first_rank = None  # no rank failed
             return [cause for cause in causes if cause.rule.label in _DESPITE_SUCCESS]
         if self.stalled:
             causes = [cause for cause in causes if cause.rule.label not in _ENDS_A_HANG]
@@ -272,6 +290,17 @@ class ExitEvidence:
         if first is None or first.rank is None or not 0 < first.exit_code < _SIGNAL_CODES:
             return causes
         return [cause for cause in causes if cause.rule.label not in _AFTER_AN_EXIT]
+
+
+def _judged(diagnosis: Diagnosis, row: Run, known: ExitEvidence) -> Sequence[Cause]:
+    """The causes by the logs and the records together."""
+    causes = diagnosis.causes()
+    kept = known.judged(causes)
+    if not kept and (sentence := known.left_alone(causes)):
+        name = f"exit records of {row.run}"
+        diagnosis.read(name, scan.lines([f"{sentence}\n".encode()], diagnosis.literals))
+        kept = known.judged(diagnosis.causes())
+    return kept
 
 
 def _exit_evidence(row: Run, folders: Sequence[Path]) -> ExitEvidence:
@@ -304,7 +333,16 @@ def _exit_evidence(row: Run, folders: Sequence[Path]) -> ExitEvidence:
             for folder in folders
             for host, why in exit_records.failed_checks(folder, first.attempt)
         ]
-    return ExitEvidence(texts, first, state is State.SUCCEEDED, bool(stalled))
+    finished = _finished(folders, first.attempt) if first is not None else ()
+    return ExitEvidence(texts, first, state is State.SUCCEEDED, bool(stalled), finished)
+
+
+def _finished(folders: Sequence[Path], attempt: int) -> tuple[str, ...]:
+    """The ranks that exited with code 0 in an attempt; none of a job array, of several runs."""
+    nodes = exit_records.numbered(folders[0], "node") if len(folders) == 1 else ()
+    codes = [record.get("ranks") for _, record in nodes if record["attempt"] == attempt]
+    ended = (one for each in codes if isinstance(each, dict) for one in each.items())
+    return tuple(rank for rank, code in ended if rank.isdecimal() and code == 0)
 
 
 def _told_by_nccl(folders: Sequence[Path]) -> Iterator[str]:

@@ -98,10 +98,12 @@ class RunMetrics:
                 moment = datetime.fromtimestamp((folder / logfiles.BAR).stat().st_mtime, UTC)
             for _ in self._reader.feed([LogLine(state, rank=0, time=moment, bar=True)]):
                 pass
-        now = None if State(self.row.state).final else time.time()
-        current = progress.of(self.collection, self._reader, self._length, now)
+        current = progress.of(self.collection, self._reader, self._length, time.time())
         # at the pace before a stall it would end soon, and it may never end
-        return replace(current, left=None) if stacks.STALLED in self.row.reason else current
+        if State(self.row.state).final or stacks.STALLED in self.row.reason:
+            sources = {name: one for name, one in current.sources.items() if name != "left"}
+            return replace(current, left=None, sources=sources)
+        return current
 
     def _lines(
         self, *, fetch: bool, heard: Callable[[LogLine], object] | None

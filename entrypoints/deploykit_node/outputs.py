@@ -326,15 +326,23 @@ def record_written(env: Environ, folder: Path, patterns: list[str]) -> None:
     if own is None:
         return
     output = Path(env.get("DEPLOYKIT_OUTPUT_DIR", ""))
-    checkpoints = Path(env.get("DEPLOYKIT_CHECKPOINT_DIR", ""))
     content: WrittenRecord = {
         "attempt": records.attempt(env),
         "working_folder": _summary(folder, new_files(folder, env)),
         "output": _summary(output, _of_run(output, env)),
-        "checkpoints": _summary(checkpoints, _checkpoints(checkpoints, output, env)),
+        "checkpoints": _checkpoints(env),
         "outputs": patterns,
     }
     records.write(own / "written.json", content)
+
+
+def recount_checkpoints(env: Environ) -> None:
+    """Correct the record once old checkpoints have been deleted: they are no results any more."""
+    own = records.folder(env)
+    before = records.read(own / "written.json") if own else None
+    if own and before and before.get("attempt") == records.attempt(env):
+        with contextlib.suppress(OSError):  # the run is over, with or without this record
+            records.write(own / "written.json", {**before, "checkpoints": _checkpoints(env)})
 
 
 def _of_run(folder: Path, env: Environ) -> Iterator[File]:
@@ -343,10 +351,12 @@ def _of_run(folder: Path, env: Environ) -> Iterator[File]:
     return (file for file in files(folder) if file.modified >= began)
 
 
-def _checkpoints(folder: Path, output: Path, env: Environ) -> Iterator[File]:
+def _checkpoints(env: Environ) -> FilesRecord:
     """The run's files in the checkpoint folder, without those that are listed elsewhere."""
-    if not folder.is_relative_to(output):
-        yield from (file for file in _of_run(folder, env) if not file.path.startswith(f"{KEPT}/"))
+    folder = Path(env.get("DEPLOYKIT_CHECKPOINT_DIR", ""))
+    listed = folder.is_relative_to(Path(env.get("DEPLOYKIT_OUTPUT_DIR", "")))
+    own = () if listed else _of_run(folder, env)
+    return _summary(folder, (file for file in own if not file.path.startswith(f"{KEPT}/")))
 
 
 def say_written(env: Environ, folder: Path, node: int, *, named: bool) -> None:

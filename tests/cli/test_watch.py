@@ -61,6 +61,18 @@ def test_a_run_that_stalls_has_no_time_left(live, capsys, monkeypatch):
         assert " left" not in shown
 
 
+def test_a_run_that_has_ended_has_no_time_left(live, capsys):
+    live.log(" 50%|#####     | 5/10 [00:05<00:05,  1.00s/it, loss=1]")
+    assert cli.main(["metrics"]) == 0
+    assert "  left    5s " in capsys.readouterr().out
+    live.end(code=3)
+    assert cli.main(["metrics"]) == 0
+    assert "  left " not in capsys.readouterr().out
+    assert cli.main(["metrics", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["progress"]
+    assert (found["seconds_left"], "left" in found["sources"]) == (None, False)
+
+
 def test_samples_a_second_are_shown_where_the_script_tells_them(live, capsys):
     live.log("step 1/9 loss 2 eval_samples_per_second=7 images_per_second=512.25")
     assert "  speed   512 images/s (log (text))\n" in once(capsys)

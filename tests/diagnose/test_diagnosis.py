@@ -223,6 +223,13 @@ def test_every_rule_has_a_case():
     assert [rule.label for rule in cause_rules.load().causes if rule not in proved] == []
 
 
+def test_every_label_that_a_rule_refers_to_can_be_explained():
+    rules = cause_rules.load()
+    for rule in rules.causes:
+        assert {*rule.also, *rule.yields, *rule.warned_by} <= rules.labels, rule.label
+        assert rule.label not in rule.also
+
+
 def test_single_lines_are_named():
     wrong = []
     for row in (LOGS / "lines.txt").read_text(encoding="utf-8").splitlines()[1:]:

@@ -155,6 +155,8 @@ def test_only_the_newest_stay_in_the_folder_of_any_script(bundle, tmp_path, aws)
     left = sorted(path.name for path in folder.glob("[!.]*"))
     assert left == ["notes-5.txt", "step-003", "step-004"]
     assert "step-000 deleted: keep_checkpoints is 2" in done.log
+    written = json.loads((bundle.run_dir / "exit_records/written.json").read_text())
+    assert written["checkpoints"]["count"] == 11  # the notes, and five files of each that is left
     assert aws.requests == []
 
 

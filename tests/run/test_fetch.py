@@ -407,3 +407,22 @@ def test_results_in_the_working_folder_are_named(project, capsys):
     shown = capsys.readouterr()
     assert "add this to the job file: outputs: [model.pt]" in shown.err
     assert "output: already on this machine, in " in shown.out
+
+
+def test_a_run_that_wrote_only_checkpoints_says_how_to_copy_them(project, capsys, tmp_path):
+    script = "import os; open(os.environ['DEPLOYKIT_CHECKPOINT_DIR'] + '/a.pt', 'w').write('w')\n"
+    (project / "train.py").write_text(script)
+    assert cli.main(["submit", "--backend", "local", "--run", "kept", "--wait"]) == 0
+    assert cli.main(["fetch", "kept"]) == 0
+    assert "use --checkpoints --to FOLDER" in capsys.readouterr().err
+    assert cli.main(["fetch", "kept", "--to", str(tmp_path / "to")]) == 0
+    assert "kept: no files were found to copy\n" in capsys.readouterr().out
+    assert cli.main(["fetch", "kept", "--checkpoints", "--to", str(tmp_path / "to")]) == 0
+    assert (tmp_path / "to/checkpoints/a.pt").read_text() == "w"
+
+
+@pytest.mark.aws
+def test_wait_says_when_there_is_nothing_to_fetch(job, project, aws, capsys):
+    assert cli.main(["wait", "digits-1", "--fetch"]) == 0
+    assert "digits-1: no results were found to copy\n" in capsys.readouterr().err
+    assert not (project / "digits-1").exists()

@@ -288,6 +288,11 @@ def test_a_mail_by_a_real_server(live, capsys):
     assert len(mails) == 1
 
 
+def test_a_job_file_in_the_place_of_a_run_is_not_ignored(project, capsys):
+    code, _, err = run(capsys, "notify", "--test", "job.yaml")
+    assert (code, "deploykit notify --test --file job.yaml" in err) == (64, True)
+
+
 def test_the_config_file_names_receivers_for_every_run(live, hook, project, capsys):
     live.end(0)
     code, _, err = run(capsys, "wait", "live-run", "--notify")

@@ -102,6 +102,38 @@ def test_how_a_rank_ended_is_evidence_where_the_log_is_silent(record, label, run
     assert cause["evidence"][0]["file"] == "exit records of one"
 
 
+LOST = """\
+[rank0]: RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:9381.
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "cause"),
+    [
+        (0, LOST, "collective_mismatch"),  # uneven data: rank 1 had fewer steps
+        (0, QUIET, None),
+        (143, LOST, None),
+        (0, RAISED.format(0), "user_code_error"),
+    ],
+)
+def test_a_rank_that_finished_earlier_is_why_another_lost_its_connection(
+    code, log, cause, run, capsys
+):
+    record = ended(1, "rank 0 exited with code 1", 0, ranks={"0": 1, "1": code})
+    _, found = run(capsys, log=log, node_0=record, node_1=ended(0, "fine", None, ranks=["0"]))
+    assert [one["cause"] for one in found["causes"]] == ([cause] if cause else [])
+    if cause == "collective_mismatch":
+        (proof,) = found["causes"][0]["evidence"]
+        assert proof["text"] == "rank 1 exited with code 0 while rank 0 still communicated"
+
+
+def test_no_rank_of_a_run_that_succeeded_failed_first(run, capsys):
+    log = "[rank 0] step 5 loss=nan\n"
+    _, found = run(capsys, state=State.SUCCEEDED, log=log, node_0=ended(0, "fine", None))
+    (cause,) = found["causes"]
+    assert (cause["cause"], cause["first_rank"]) == ("nan_loss", None)
+
+
 def test_a_rank_that_was_stopped_first_did_not_run_out_of_memory(run, capsys):
     reason = "rank 1 was terminated by SIGKILL (exit code 137) after a signal to stop"
     _, found = run(capsys, log=f"[node 0] {reason}\n", node_0=ended(137, reason))

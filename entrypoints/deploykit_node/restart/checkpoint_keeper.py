@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from deploykit_node import LAUNCH, log, records, signals
+from deploykit_node import LAUNCH, log, outputs, records, signals
 from deploykit_node.bucket import BucketError
 from deploykit_node.cluster import BadEnvironment, Cluster, Environ, LaunchError
 from deploykit_node.network import gathering
@@ -91,6 +91,8 @@ def around(env: Environ, here: Cluster, stopped: Callable[[], bool]) -> Iterator
     finally:
         if process is not None:
             _finish(process, env, here, stopped=stopped())
+            if env.get(KEEP) and here.number == 0:
+                outputs.recount_checkpoints(env)
 
 
 def _start(env: Environ, here: Cluster) -> subprocess.Popen[str]:
