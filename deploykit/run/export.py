@@ -23,6 +23,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
+from deploykit_node.restart.checkpoints import ENDINGS
+
 from deploykit.bundle import archive as bundle
 from deploykit.bundle import node_plane
 from deploykit.job import environments
@@ -47,6 +49,7 @@ _TIMEOUT = 3600
 """Seconds in which the weights must be written, and the model loaded."""
 _TRACEBACK = 20
 """Lines before the last one that an error shows."""
+_FINGERPRINT = 8
 _MAX_METRICS = 30
 """Metrics in a model card."""
 _STEP = re.compile(r"step-(\d{8})")
@@ -192,12 +195,20 @@ def _pretrained_folders(listing: Listing) -> Iterator[tuple[str, str]]:
 
 
 def _of_a_script(row: Run, listing: Listing, wanted: str | None) -> Checkpoint:
-    """The newest file or folder among the checkpoints, else `model/` of the results."""
+    """The newest file or folder among the checkpoints, else `model/` of the results.
+
+    If any contain weights, as their names tell, it is one of these, and not a log beside them.
+    """
+    files = [
+        each.file
+        for each in listing.files
+        if each.part == "checkpoints" and not each.file.name.startswith(".")
+    ]
+    weights = [file for file in files if file.name.endswith(ENDINGS)]
     newest: dict[str, float] = {}
-    for each in listing.files:
-        top = PurePosixPath(each.file.name).parts[0]
-        if each.part == "checkpoints" and not top.startswith("."):
-            newest[top] = max(newest.get(top, 0), each.file.modified)
+    for file in weights or files:
+        top = PurePosixPath(file.name).parts[0]
+        newest[top] = max(newest.get(top, 0), file.modified)
     if wanted is not None:
         numbered = {int(m[1]): name for name in newest if (m := _NUMBER.search(name))}
         if int(wanted) not in numbered:
@@ -244,13 +255,16 @@ class Export:
                 _rename(package, target)
 
     def write_once(self) -> None:
-        """As `write`, unless the package is there, and was made with the run's `inference.py`."""
+        """As `write`, unless the package is there, or another command writes it meanwhile."""
         target = Path(self.to)
-        if self.inference is not None:
-            shutil.rmtree(target, ignore_errors=True)
-        if not target.exists():
-            paths.private_folder(target.parent)
+        if target.exists():
+            return
+        paths.private_folder(target.parent)
+        try:
             self.write()
+        except UsageError:
+            if not target.exists():
+                raise
 
 
 def prepare(
@@ -280,12 +294,25 @@ def prepare(
 def in_run_folder(
     row: Run, *, checkpoint: str | None, python: str | None, inference: Path | None
 ) -> Export:
-    """As `prepare`, for the package of a checkpoint that `deploy` keeps in the run folder."""
+    """As `prepare`, for the package of a checkpoint that `deploy` keeps in the run folder.
+
+    A checkpoint that has changed, or another `inference.py`, is another package.
+    """
     folder = Path(row.folder, PACKAGES)
     unused = str(folder.with_name(f"{PACKAGES}-new"))
     export = prepare(row, unused, checkpoint=checkpoint, python=python, inference=inference)
     name = export.checkpoint.label.replace("/", "-").lstrip(".")
-    return replace(export, to=str(folder / name))
+    return replace(export, to=str(folder / f"{name}-{_fingerprint(export)}"))
+
+
+def _fingerprint(export: Export) -> str:
+    """Changes with the files of the checkpoint and with `--inference`."""
+    files = sorted(
+        (each.path, each.file.size, each.file.modified, each.file.etag)
+        for each in export.checkpoint.files
+    )
+    own = export.inference.read_bytes() if export.inference else b""
+    return hashlib.sha256(json.dumps(files).encode() + own).hexdigest()[:_FINGERPRINT]
 
 
 def _path(row: Run) -> str:
