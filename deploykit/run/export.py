@@ -23,8 +23,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
-from deploykit_node.restart.checkpoints import ENDINGS
-
 from deploykit.bundle import archive as bundle
 from deploykit.bundle import node_plane
 from deploykit.job import environments
@@ -37,6 +35,7 @@ from deploykit.run import fetch, rerun
 from deploykit.run.fetch import Listed, Listing
 from deploykit.run.metrics import RunMetrics
 from deploykit.run.registry import Run
+from deploykit_node.restart.checkpoints import ENDINGS
 
 MANIFEST = "manifest.json"
 PACKAGES = "packages"
