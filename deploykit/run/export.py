@@ -118,7 +118,7 @@ def choose(row: Run, wanted: str | None) -> Checkpoint:
         if wanted is not None and int(wanted) not in numbered:
             raise _no_step(row, wanted, numbered)
         finished = [each for each in folders if not re.search(r"checkpoint-\d+\Z", each[1])]
-        last = finished[0] if finished else numbered[max(numbered)]
+        last = _outermost_newest(listing, finished) if finished else numbered[max(numbered)]
         part, name = last if wanted is None else numbered[int(wanted)]
         return _below(listing, part, name, "transformers")
     return _of_a_script(row, listing, wanted)
@@ -191,6 +191,18 @@ def _pretrained_folders(listing: Listing) -> Iterator[tuple[str, str]]:
     for (part, folder), files in sorted(names.items(), key=lambda item: item[0][0] != "output"):
         if _PRETRAINED in files and any(map(_WEIGHTS.fullmatch, files)):
             yield part, folder
+
+
+def _outermost_newest(listing: Listing, folders: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """The folder that was written last; of the results, if any are, and in no other of them."""
+    first = folders[0][0]
+    names = {PurePosixPath(name) for part, name in folders if part == first}
+    written = {str(name): 0.0 for name in names if names.isdisjoint(name.parents)}
+    for each in listing.files:
+        folder = str(PurePosixPath(each.file.name).parent)
+        if each.part == first and folder in written:
+            written[folder] = max(written[folder], each.file.modified)
+    return first, max(sorted(written), key=written.__getitem__)
 
 
 def _of_a_script(row: Run, listing: Listing, wanted: str | None) -> Checkpoint:

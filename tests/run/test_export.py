@@ -342,6 +342,26 @@ def test_a_log_beside_the_weights_is_not_the_checkpoint(weighed):
     assert export.choose(registry.get("weighed"), None).name == "log.txt"
 
 
+def test_of_several_pretrained_folders_the_newest_is_chosen(weighed):
+    """A folder in another one is a part of it; `checkpoint-5` is a step of a training."""
+    output = weighed.parent / "output"
+    names = ("checkpoint-5", "epoch-1", "epoch-3", "epoch-3/vision", "epoch-2")
+    for seconds, name in enumerate(names):
+        folder = output / name
+        folder.mkdir(parents=True)
+        for file in (folder / "config.json", folder / "model.safetensors"):
+            file.write_text("{}")
+            os.utime(file, (seconds, 99 if name == "checkpoint-5" else seconds))
+    row = registry.get("weighed")
+    assert export.choose(row, None).name == "epoch-2"
+    assert export.choose(row, "5").name == "checkpoint-5"
+    shutil.rmtree(output / "epoch-2")
+    assert export.choose(row, None).name == "epoch-3"
+    for name in ("epoch-1", "epoch-3"):
+        shutil.rmtree(output / name)
+    assert export.choose(row, None).name == "checkpoint-5"
+
+
 def test_a_run_is_served_as_it_is_now(weighed):
     """And not from the package of an earlier deploy, if its checkpoint or `inference.py` differ."""
 
