@@ -81,7 +81,11 @@ def input_fn(request_body: bytes | str, content_type: str) -> Any:
     if content_type != JSON:
         raise ValueError(f"content type {content_type!r} is not supported; use {JSON} or {NUMPY}")
     data = json.loads(request_body)
-    inputs = data.get("inputs") if isinstance(data, dict) else data
+    if isinstance(data, dict) and "inputs" not in data:
+        raise ValueError('the request has no "inputs"; expected {"inputs": [...]}')
+    inputs = data["inputs"] if isinstance(data, dict) else data
+    if isinstance(inputs, dict) and "" in _expected:
+        raise ValueError("inputs: expected a list of samples, without names")
     if isinstance(inputs, dict):
         return {name: _tensor(name, value) for name, value in inputs.items()}
     return _tensor("", inputs)
@@ -98,9 +102,14 @@ def _tensor(name: str, values: Any) -> Tensor:
         raise ValueError(f"{label}: expected lists of numbers of equal length: {error}") from None
     if tensor.is_floating_point() and isinstance(values, list) and not tensor.isfinite().all():
         raise ValueError(f"{label}: expected finite numbers, because JSON supports no others")
+    if expected and dtype is not None and not dtype.is_floating_point:
+        given = torch.as_tensor(values)
+        if not tensor.to(given.dtype).equal(given):  # torch would round them, or wrap around
+            raise ValueError(f"{label}: expected only values of type {expected['dtype']}")
     shape = list(tensor.shape)
     if not shape or (expected and len(shape) != len(expected["shape"]) + 1):
-        wanted = ", ".join(map(str, ["samples", *(expected["shape"] if expected else ["..."])]))
+        sizes = ["samples", *expected["shape"]] if expected else ["samples", "..."]
+        wanted = ", ".join(map(str, sizes))
         raise ValueError(f"{label}: expected shape [{wanted}], got {shape}")
     return tensor
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import json
 import multiprocessing
 import os
@@ -352,6 +353,7 @@ def main() -> None:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         sys.exit(
             f"serve.py: error: cannot listen on port {options.port} of {options.host}: {reason}"
+            + ("; choose another --port, or 0 for any" if error.errno == errno.EADDRINUSE else "")
         )
     with contextlib.suppress(KeyboardInterrupt):
         sys.exit(asyncio.run(serve(options, listening)))

@@ -353,8 +353,9 @@ def test_a_port_in_use(serve, package):
     port = serve().address[1]
     argv = [sys.executable, str(SERVE), str(package), "--port", str(port)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    message = f"serve.py: error: cannot listen on port {port} of 127.0.0.1: {os.strerror(98)}\n"
-    assert (done.returncode, done.stderr) == (1, message)
+    message = f"serve.py: error: cannot listen on port {port} of 127.0.0.1: {os.strerror(98)}"
+    hint = "; choose another --port, or 0 for any\n"
+    assert (done.returncode, done.stderr) == (1, message + hint)
 
 
 HOSTILE = [

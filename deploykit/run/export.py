@@ -35,6 +35,7 @@ from deploykit.run import fetch, rerun
 from deploykit.run.fetch import Listed, Listing
 from deploykit.run.metrics import RunMetrics
 from deploykit.run.registry import Run
+from deploykit_node.restart.checkpoints import ENDINGS
 
 MANIFEST = "manifest.json"
 PACKAGES = "packages"
@@ -47,6 +48,7 @@ _TIMEOUT = 3600
 """Seconds in which the weights must be written, and the model loaded."""
 _TRACEBACK = 20
 """Lines before the last one that an error shows."""
+_FINGERPRINT = 8
 _MAX_METRICS = 30
 """Metrics in a model card."""
 _STEP = re.compile(r"step-(\d{8})")
@@ -116,7 +118,7 @@ def choose(row: Run, wanted: str | None) -> Checkpoint:
         if wanted is not None and int(wanted) not in numbered:
             raise _no_step(row, wanted, numbered)
         finished = [each for each in folders if not re.search(r"checkpoint-\d+\Z", each[1])]
-        last = finished[0] if finished else numbered[max(numbered)]
+        last = _outermost_newest(listing, finished) if finished else numbered[max(numbered)]
         part, name = last if wanted is None else numbered[int(wanted)]
         return _below(listing, part, name, "transformers")
     return _of_a_script(row, listing, wanted)
@@ -191,13 +193,33 @@ def _pretrained_folders(listing: Listing) -> Iterator[tuple[str, str]]:
             yield part, folder
 
 
-def _of_a_script(row: Run, listing: Listing, wanted: str | None) -> Checkpoint:
-    """The newest file or folder among the checkpoints, else `model/` of the results."""
-    newest: dict[str, float] = {}
+def _outermost_newest(listing: Listing, folders: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """The folder that was written last; of the results, if any are, and in no other of them."""
+    first = folders[0][0]
+    names = {PurePosixPath(name) for part, name in folders if part == first}
+    written = {str(name): 0.0 for name in names if names.isdisjoint(name.parents)}
     for each in listing.files:
-        top = PurePosixPath(each.file.name).parts[0]
-        if each.part == "checkpoints" and not top.startswith("."):
-            newest[top] = max(newest.get(top, 0), each.file.modified)
+        folder = str(PurePosixPath(each.file.name).parent)
+        if each.part == first and folder in written:
+            written[folder] = max(written[folder], each.file.modified)
+    return first, max(sorted(written), key=written.__getitem__)
+
+
+def _of_a_script(row: Run, listing: Listing, wanted: str | None) -> Checkpoint:
+    """The newest file or folder among the checkpoints, else `model/` of the results.
+
+    If any contain weights, as their names tell, it is one of these, and not a log beside them.
+    """
+    files = [
+        each.file
+        for each in listing.files
+        if each.part == "checkpoints" and not each.file.name.startswith(".")
+    ]
+    weights = [file for file in files if file.name.endswith(ENDINGS)]
+    newest: dict[str, float] = {}
+    for file in weights or files:
+        top = PurePosixPath(file.name).parts[0]
+        newest[top] = max(newest.get(top, 0), file.modified)
     if wanted is not None:
         numbered = {int(m[1]): name for name in newest if (m := _NUMBER.search(name))}
         if int(wanted) not in numbered:
@@ -244,13 +266,16 @@ class Export:
                 _rename(package, target)
 
     def write_once(self) -> None:
-        """As `write`, unless the package is there, and was made with the run's `inference.py`."""
+        """As `write`, unless the package is there, or another command writes it meanwhile."""
         target = Path(self.to)
-        if self.inference is not None:
-            shutil.rmtree(target, ignore_errors=True)
-        if not target.exists():
-            paths.private_folder(target.parent)
+        if target.exists():
+            return
+        paths.private_folder(target.parent)
+        try:
             self.write()
+        except UsageError:
+            if not target.exists():
+                raise
 
 
 def prepare(
@@ -280,12 +305,25 @@ def prepare(
 def in_run_folder(
     row: Run, *, checkpoint: str | None, python: str | None, inference: Path | None
 ) -> Export:
-    """As `prepare`, for the package of a checkpoint that `deploy` keeps in the run folder."""
+    """As `prepare`, for the package of a checkpoint that `deploy` keeps in the run folder.
+
+    A checkpoint that has changed, or another `inference.py`, is another package.
+    """
     folder = Path(row.folder, PACKAGES)
     unused = str(folder.with_name(f"{PACKAGES}-new"))
     export = prepare(row, unused, checkpoint=checkpoint, python=python, inference=inference)
     name = export.checkpoint.label.replace("/", "-").lstrip(".")
-    return replace(export, to=str(folder / name))
+    return replace(export, to=str(folder / f"{name}-{_fingerprint(export)}"))
+
+
+def _fingerprint(export: Export) -> str:
+    """Changes with the files of the checkpoint and with `--inference`."""
+    files = sorted(
+        (each.path, each.file.size, each.file.modified, each.file.etag)
+        for each in export.checkpoint.files
+    )
+    own = export.inference.read_bytes() if export.inference else b""
+    return hashlib.sha256(json.dumps(files).encode() + own).hexdigest()[:_FINGERPRINT]
 
 
 def _path(row: Run) -> str:

@@ -23,6 +23,7 @@ from deploykit.backends.base import JOB, PRICE
 from deploykit.cost import prices
 from deploykit.job.decode import read_json
 from deploykit.job.model import Handle, State, Status
+from deploykit.job.spelling import did_you_mean
 from deploykit.lib import paths, progress
 from deploykit.lib.errors import CannotWrite, NotFound, UsageError
 
@@ -30,6 +31,8 @@ _HIGHEST = "\U0010ffff"
 """Sorts after every other character."""
 _CANDIDATES_SHOWN = 5
 """Runs that an ambiguous name may mean, in the hint."""
+_TRIED = 1000
+"""Newest runs among whose ids that of a misspelled name is looked for."""
 _CHUNK = 500
 """Ids in one statement: SQLite before 3.32 takes 999 values at most."""
 _LARGEST_INTEGER = 2**63 - 1
@@ -247,7 +250,9 @@ def get(name: str | None) -> Run:
             hint="; ".join(run.run for run in matches),
         )
     message = f"no run matches {name!r}" if name else "no runs yet"
-    raise NotFound(message, hint="`deploykit list` shows all runs; `deploykit submit` starts one")
+    near = did_you_mean(name, (row.run for row in select(limit=_TRIED))) if name else None
+    shown = "`deploykit list` shows all runs; `deploykit submit` starts one"
+    raise NotFound(message, hint=near or shown)
 
 
 def _like(name: str) -> tuple[str, tuple[str, ...]]:

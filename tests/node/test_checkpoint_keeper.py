@@ -80,6 +80,7 @@ def test_killed_while_it_copies_a_half_checkpoint_is_never_used(bundle, environ,
             *PLAIN, **environ | {"DEPLOYKIT_CHECKPOINT_DIR": folder, "WAITS": 1}
         )
         enough = rng.randint(1, 10)
+        launcher.wait_for("starts at")
         wait_for(lambda enough=enough: len(data_keys(aws.requests)) >= enough)
         os.killpg(launcher.process.pid, signal.SIGKILL)
         launcher.process.wait()

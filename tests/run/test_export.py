@@ -305,6 +305,95 @@ def test_a_script_of_ones_own_with_the_inference_that_init_writes(place):
     run(place, "rm", "script")
 
 
+WEIGHED = """\
+import os, sys, time
+from pathlib import Path
+import torch
+folder = Path(os.environ["DEPLOYKIT_CHECKPOINT_DIR"])
+torch.save(torch.tensor(float(sys.argv[1])), folder / "weights.pt")
+(folder / "log.txt").write_text("saved after the weights")
+os.utime(folder / "log.txt", (time.time() + 9, time.time() + 9))
+"""
+SCALED = """\
+import json
+from pathlib import Path
+import torch
+def model_fn(folder): return torch.load(Path(folder, "weights.pt"))
+def input_fn(body, content_type): return json.loads(body)["inputs"]
+def predict_fn(inputs, model): return inputs * model.item() * SCALE
+def output_fn(prediction, accept): return json.dumps({"outputs": prediction})
+"""
+
+
+@pytest.fixture
+def weighed(place):
+    """The folder of the checkpoints of a script's run, and `inference.py` files for it."""
+    for scale in (1, 10):
+        (place / f"times{scale}.py").write_text(SCALED.replace("SCALE", str(scale)))
+    (place / "train.py").write_text(WEIGHED)
+    run(place, "submit", "train.py", "--run", "weighed", "--wait", "--", 3)
+    yield Path(registry.get("weighed").folder, "checkpoints")
+    run(place, "rm", "weighed")
+
+
+def test_a_log_beside_the_weights_is_not_the_checkpoint(weighed):
+    assert export.choose(registry.get("weighed"), None).name == "weights.pt"
+    (weighed / "weights.pt").unlink()
+    assert export.choose(registry.get("weighed"), None).name == "log.txt"
+
+
+def test_of_several_pretrained_folders_the_newest_is_chosen(weighed):
+    """A folder in another one is a part of it; `checkpoint-5` is a step of a training."""
+    output = weighed.parent / "output"
+    names = ("checkpoint-5", "epoch-1", "epoch-3", "epoch-3/vision", "epoch-2")
+    for seconds, name in enumerate(names):
+        folder = output / name
+        folder.mkdir(parents=True)
+        for file in (folder / "config.json", folder / "model.safetensors"):
+            file.write_text("{}")
+            os.utime(file, (seconds, 99 if name == "checkpoint-5" else seconds))
+    row = registry.get("weighed")
+    assert export.choose(row, None).name == "epoch-2"
+    assert export.choose(row, "5").name == "checkpoint-5"
+    shutil.rmtree(output / "epoch-2")
+    assert export.choose(row, None).name == "epoch-3"
+    for name in ("epoch-1", "epoch-3"):
+        shutil.rmtree(output / name)
+    assert export.choose(row, None).name == "checkpoint-5"
+
+
+def test_a_run_is_served_as_it_is_now(weighed):
+    """And not from the package of an earlier deploy, if its checkpoint or `inference.py` differ."""
+
+    def answer(inference):
+        with served("weighed", "--inference", inference) as url:
+            return ask(url, b'{"inputs": 2}')
+
+    assert answer("times1.py") == 6
+    assert answer("times10.py") == 60
+    torch.save(torch.tensor(5.0), weighed / "weights.pt")
+    assert answer("times1.py") == 10
+    run(weighed, "deploy", "weighed", code=72)  # its source has no inference.py
+    assert len(list((weighed.parent / export.PACKAGES).iterdir())) == 3
+
+
+def test_two_deploys_of_a_run_at_once_make_one_package(weighed, monkeypatch):
+    row, own = registry.get("weighed"), Path("times1.py")
+    first, second = (
+        export.in_run_folder(row, checkpoint=None, python=None, inference=own) for _ in range(2)
+    )
+    build = export._build
+
+    def slower(*arguments):
+        monkeypatch.setattr(export, "_build", build)
+        first.write_once()
+        build(*arguments)
+
+    monkeypatch.setattr(export, "_build", slower)
+    second.write_once()
+    assert [str(each) for each in (weighed.parent / export.PACKAGES).iterdir()] == [first.to]
+
+
 def test_the_card_names_the_source_of_staged_data(place, tmp_path):
     row = registry.get("digits")
     folder = shutil.copytree(row.folder, tmp_path / "copy")

@@ -68,8 +68,13 @@ def test_names_find_runs():
     with pytest.raises(NotFound, match="matches 2 runs") as caught:
         registry.get("ab")
     assert caught.value.hint == "ab-2; ab-1"
-    with pytest.raises(NotFound, match="no run matches 'x'"):
+    with pytest.raises(NotFound, match="no run matches 'x'") as caught:
         registry.get("x")
+    assert caught.value.hint.startswith("`deploykit list` shows all runs")
+    registry.add(row("digits-large", created=4))
+    with pytest.raises(NotFound, match="no run matches 'digist-large'") as caught:
+        registry.get("digist-large")
+    assert caught.value.hint == "did you mean 'digits-large'?"
 
 
 def test_no_runs_yet_creates_no_file():

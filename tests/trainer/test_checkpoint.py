@@ -133,6 +133,14 @@ def test_checkpoints_of_which_none_can_be_read_are_an_error(manager, folder):
         checkpoint.find_latest(folder)
 
 
+def test_one_that_was_chosen_and_cannot_be_read_is_an_error_about_it_alone(manager, folder):
+    save(manager, 1)
+    (save(manager, 2) / "__0_0.distcp").unlink()
+    message = r"the checkpoint step-00000002 is damaged: __0_0\.distcp is missing\. Restore it"
+    with pytest.raises(UnusableCheckpoints, match=message):
+        checkpoint.find_latest(folder / "step-00000002")
+
+
 class PythonOf2023(pickle.Pickler):
     """Writes the members of an enum as Python 3.11.0 to 3.11.3 do, that of Debian 12 among them."""
 

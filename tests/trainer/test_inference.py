@@ -1,7 +1,6 @@
 """entrypoints/inference.py: several requests together have the answers that each has alone."""
 
 import json
-import re
 
 import pytest
 import torch
@@ -41,12 +40,33 @@ def test_requests_of_different_inputs_are_not_answered_together(other):
         inference.predict_batch_fn([request(1), other], Net())
 
 
+@pytest.fixture
+def expected(monkeypatch):
+    """Sets the inputs that the model was trained with."""
+    return lambda inputs: monkeypatch.setattr(inference, "_expected", inputs)
+
+
 @pytest.mark.parametrize(
-    ("known", "shape"), [({}, "samples, ..."), ({"shape": [1, 8, 8]}, "samples, 1, 8, 8")]
+    ("dtype", "values"),
+    [("int64", [[0.7]]), ("uint8", [[300]]), ("uint8", [[-1]]), ("bool", [[2]])],
 )
-def test_a_wrong_number_of_dimensions_is_answered_with_the_shape(known, shape, monkeypatch):
-    expected = {"": {"dtype": "float32", **known}} if known else {}
-    monkeypatch.setattr(inference, "_expected", expected)
-    values = [0.0, 1.0] if known else 0.0
-    with pytest.raises(ValueError, match=re.escape(f"inputs: expected shape [{shape}], got")):
-        inference.input_fn(json.dumps({"inputs": values}), "application/json")
+def test_values_that_the_type_of_the_input_would_change_are_refused(expected, dtype, values):
+    expected({"": {"dtype": dtype, "shape": [1]}})
+    with pytest.raises(ValueError, match=f"inputs: expected .* {dtype}|out of range|overflow"):
+        inference.input_fn(json.dumps({"inputs": values}), inference.JSON)
+    whole = inference.input_fn('{"inputs": [[1.0]]}', inference.JSON)
+    assert whole.equal(torch.ones(1, 1, dtype=getattr(torch, dtype)))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ('{"input": [[1, 2, 3]]}', 'the request has no "inputs"'),
+        ('{"inputs": {"x": [[1, 2, 3]]}}', "expected a list of samples, without names"),
+        ('{"inputs": [1, 2, 3]}', r"expected shape \[samples, 3\], got \[3\]"),
+    ],
+)
+def test_a_wrong_structure_is_refused_with_the_right_one(expected, body, message):
+    expected({"": {"dtype": "float32", "shape": [3]}})
+    with pytest.raises(ValueError, match=message):
+        inference.input_fn(body, inference.JSON)

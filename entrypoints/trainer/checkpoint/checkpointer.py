@@ -185,7 +185,16 @@ def find_latest(folder: Path, check: Check = _accept) -> VerifiedCheckpoint:
     that are damaged or not accepted.
     """
     single = is_checkpoint(folder)
-    checkpoint = first_valid([folder] if single else _latest_first(folder), check)
+    try:
+        checkpoint = first_valid([folder] if single else _latest_first(folder), check)
+    except UnusableCheckpoints:
+        problem = integrity.verify(folder, 0, 1) if single else None
+        if not isinstance(problem, str):
+            raise
+        raise UnusableCheckpoints(
+            f"the checkpoint {folder.name} is damaged: {problem}. Restore it from a backup, or "
+            "choose another one"
+        ) from None
     if checkpoint is None:
         raise FileNotFoundError(f"no checkpoint found in {folder}, where train.py saves them")
     best = folder / _folder_name(checkpoint.progress["best_step"])
