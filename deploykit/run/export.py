@@ -35,7 +35,6 @@ from deploykit.run import fetch, rerun
 from deploykit.run.fetch import Listed, Listing
 from deploykit.run.metrics import RunMetrics
 from deploykit.run.registry import Run
-from deploykit_node.restart.checkpoints import ENDINGS
 
 MANIFEST = "manifest.json"
 PACKAGES = "packages"
@@ -210,6 +209,9 @@ def _of_a_script(row: Run, listing: Listing, wanted: str | None) -> Checkpoint:
 
     If any contain weights, as their names tell, it is one of these, and not a log beside them.
     """
+    paths.add_node_plane()
+    from deploykit_node.restart.checkpoints import ENDINGS
+
     files = [
         each.file
         for each in listing.files
