@@ -86,6 +86,7 @@ def test_loops_take_turns_in_turning_order(overhead, monkeypatch):
     assert {name: len(values) for name, values in found.items()} == {"a": 3, "b": 3, "c": 3}
 
 
+@pytest.mark.nightly
 @pytest.mark.torch
 @pytest.mark.xdist_group("frameworks")
 def test_the_hand_written_loop_is_measured(overhead, capsys):
@@ -97,6 +98,7 @@ def test_the_hand_written_loop_is_measured(overhead, capsys):
     assert row["start_s"] > 100 * row["cpu_ms"] / 1000
 
 
+@pytest.mark.nightly
 @pytest.mark.torch
 @pytest.mark.xdist_group("frameworks")
 def test_ours_takes_turns_with_the_hand_written_loop(overhead):

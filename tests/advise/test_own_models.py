@@ -48,6 +48,7 @@ def test_a_sample_that_the_model_does_not_take_is_an_error_of_one_line():
     assert "a step on a sample of 4x224x224 failed: RuntimeError" in done.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.torch
 def test_only_a_head_as_large_as_the_vocabulary_makes_logits():
     tied, classifier = (from_counts(counted(name)) for name in ("tied", "classifier"))
@@ -89,6 +90,7 @@ def test_an_image_model_is_asked_for_by_its_shape(capsys):
     assert "--input: requires --model" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 @pytest.mark.torch
 def test_an_image_model_needs_no_sequence(monkeypatch, capsys):
     monkeypatch.chdir(CHECKOUT)

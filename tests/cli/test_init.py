@@ -128,6 +128,7 @@ def test_the_reference_trainer_overwrites_nothing(folder, capsys):
     assert sorted(path.name for path in folder.rglob("*")) == ["data.py", "task.py", "trainer"]
 
 
+@pytest.mark.nightly
 @pytest.mark.torch
 def test_a_first_model_of_ones_own_is_sharded(folder, monkeypatch):
     monkeypatch.undo()

@@ -75,6 +75,7 @@ def test_two_ranks_of_any_script_are_profiled(project, capsys):
     assert waiting[0] > 0.5 > waiting[1]
 
 
+@pytest.mark.nightly
 @pytest.mark.slurm
 @pytest.mark.torch
 @pytest.mark.xdist_group("slurm")

@@ -37,6 +37,7 @@ def ends(*overrides):
     return cli.main(["submit", "-b", "local", "--wait", *sets])
 
 
+@pytest.mark.nightly
 @pytest.mark.torch
 def test_a_tutorials_snapshot_is_collected_and_the_next_submit_resumes(project, capsys, tmp_path):
     (project / "train.py").write_text(TUTORIAL)

@@ -65,6 +65,7 @@ def module(name, monkeypatch):
     return loaded
 
 
+@pytest.mark.nightly
 def test_synchronous_all_three_are_the_same_training(ran):
     """Nothing is stale, and all three sum the same two gradients."""
     server = found(ran("parameter_server.py", "--synchronous", world=3))
@@ -78,6 +79,7 @@ def test_synchronous_all_three_are_the_same_training(ran):
     assert [pipeline.loss, hogwild.loss] == pytest.approx([server.loss] * 2, abs=1e-5)
 
 
+@pytest.mark.nightly
 def test_a_parameter_server_waits_for_nobody(ran):
     run = found(ran("parameter_server.py", "--straggler", "0.03", *GENTLY, world=3))
     assert run.accuracy > 0.7

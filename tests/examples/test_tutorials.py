@@ -100,6 +100,7 @@ def test_the_job_file_of_one_to_many_runs(submit):
     assert "outputs collected: 1 file" in text
 
 
+@pytest.mark.nightly
 def test_data_parallel_and_ddp_end_with_the_same_loss(submit):
     arguments = "entrypoint.args=[--steps, 4, --parts, 2]"
     text = submit("local", "dp-or-ddp", arguments)
@@ -178,6 +179,7 @@ def test_the_trainer_class_continues_from_its_snapshot(whole, submit, tmp_path):
     assert epochs(then) == whole[2:]
 
 
+@pytest.mark.nightly
 @pytest.mark.slurm
 def test_the_trainer_class_on_slurm(whole, submit, cluster):
     layout = ("resources.nodes=2", "resources.processes_per_node=1")

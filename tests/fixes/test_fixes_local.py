@@ -122,6 +122,7 @@ def wheel(folder):
         archive.writestr(f"{info}/RECORD", "")
 
 
+@pytest.mark.nightly
 def test_a_time_limit_on_this_machine(job, capsys):
     """The minimum in a job file is a minute; the plan of the first run has 3 s."""
     job("import time; time.sleep(20); print('finished')")

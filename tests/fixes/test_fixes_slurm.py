@@ -73,6 +73,7 @@ def test_a_node_whose_processes_are_killed(job, capsys, tmp_path):
     assert code == 0
 
 
+@pytest.mark.nightly
 def test_a_node_that_fails(job, capsys, tmp_path):
     seconds = tmp_path / "seconds"
     seconds.write_text("900")

@@ -70,6 +70,7 @@ def test_an_array_is_one_job(functions):
     assert functions.submit(int, "7").result() == 7, "the next job is not an array"
 
 
+@pytest.mark.nightly
 def test_a_function_whose_process_is_killed_has_failed(functions):
     job = functions.submit(lambda: os.kill(os.getpid(), 9))
     wait_for(job.done)

@@ -30,6 +30,7 @@ def submit(run, *settings, code=0):
     assert exit_code == code
 
 
+@pytest.mark.nightly
 def test_a_restarted_job_fails_once_whoever_sends_the_message(
     cluster, project, hook, monkeypatch, capsys
 ):

@@ -87,6 +87,7 @@ def test_the_program_reads_the_data_of_a_channel(aws, captured, program, hosts):
     assert (output / "b.txt").read_text() == "42"
 
 
+@pytest.mark.nightly
 def test_steps_of_both_ranks_are_profiled_into_the_output(aws, captured, program, hosts):
     text = (
         "import torch\n"
