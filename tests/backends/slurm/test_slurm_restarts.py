@@ -22,14 +22,15 @@ pytestmark = [
     pytest.mark.xdist_group("slurm"),
 ]
 ONCE = 'if os.environ["DEPLOYKIT_RESTART_COUNT"] != "0": sys.exit(0)\n'
-PASSING = ("ecc", "input-output", "unavailable", "dns", "gloo-peer", "watchdog-after-peer")
-"""These fail in the first attempt only."""
+SOME = ("ecc", "input-output", "unavailable", "dns", "gloo-peer", "watchdog-after-peer")
+"""These fail in the first attempt only, at night all of the transient ones."""
 LASTING = {
     **dict.fromkeys(("module", "unknown-option", "memory-at-once", "no-file", "checkpoint"), 1),
     **dict.fromkeys((*scenarios.TWICE, "killed"), 2),
     "stale-handle": 3,
 }
-"""These fail in every attempt, and are started so many times."""
+"""These fail in every attempt, and are started so many times; at night all deterministic ones."""
+EVERY = dict.fromkeys(scenarios.DETERMINISTIC, 1) | LASTING
 SETTINGS = ("slurm.restarts={error: 4, transient: 4}", "entrypoint.launcher=python")
 POLICIES = {
     "never": ("port", ("restarts.policy=never",), 1),
@@ -54,16 +55,15 @@ def submit(project, run, name, before="", settings=()):
     assert code == 0
 
 
-@pytest.fixture
-def jobs(cluster, project, capsys):
+def ended(project, passing, lasting):
     """All jobs by name, after they have ended: their row, starts and decisions."""
-    for name in PASSING:
+    for name in passing:
         submit(project, f"p-{name}", name, ONCE)
-    for name in LASTING:
+    for name in lasting:
         submit(project, f"l-{name}", name)
     for run, (name, settings, _) in POLICIES.items():
         submit(project, run, name, settings=settings)
-    runs = [*(f"p-{name}" for name in PASSING), *(f"l-{name}" for name in LASTING), *POLICIES]
+    runs = [*(f"p-{name}" for name in passing), *(f"l-{name}" for name in lasting), *POLICIES]
     *_, rows = run_state.wait_all(runs)
     found = {}
     for row in rows:
@@ -74,8 +74,16 @@ def jobs(cluster, project, capsys):
     return found
 
 
-def test_each_decision_is_right(jobs):
-    for name in PASSING:
+@pytest.mark.parametrize(
+    ("passing", "lasting"),
+    [
+        pytest.param(SOME, LASTING, id="some"),
+        pytest.param(tuple(scenarios.TRANSIENT), EVERY, id="every", marks=pytest.mark.nightly),
+    ],
+)
+def test_each_decision_is_right(cluster, project, passing, lasting):
+    jobs = ended(project, passing, lasting)
+    for name in passing:
         row, starts, made = jobs[f"p-{name}"]
         assert (row.state, starts) == ("succeeded", 1), row
         assert [(one["restart"], one["kind"]) for one in made] == [(True, "transient")]
@@ -86,7 +94,7 @@ def test_each_decision_is_right(jobs):
     )
     assert excluded != "(null)"
     assert excluded != used
-    for name, count in LASTING.items():
+    for name, count in lasting.items():
         row, starts, made = jobs[f"l-{name}"]
         assert (row.state, starts) == ("failed", count), (row, made)
         assert [one["restart"] for one in made] == [True] * (count - 1) + [False]
