@@ -83,8 +83,8 @@ def _say_where(row: Run, parts: list[str], *, as_json: bool) -> int:
             *(f"{part}: already on this machine, in {folder}" for part, folder in folders.items())
         )
         written = exit_records.written(Path(row.folder))
-        kept = parts == ["output"] and written and written.checkpoints.count
-        if kept and written and not written.output.count:
+        only = written and written.checkpoints.count and not written.output.count
+        if only and parts == ["output"]:
             output.note("to copy the checkpoints, use --checkpoints --to FOLDER")
         else:
             output.note("to copy them, use --to FOLDER")
