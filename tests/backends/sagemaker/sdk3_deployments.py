@@ -19,10 +19,6 @@ def main(path):
         _send(plan)
 
 
-def parameters(plan, operation):
-    return next(each.parameters for each in plan.requests if each.operation == operation)
-
-
 def _send(plan):
     import boto3
     from sagemaker.core.helper.session_helper import Session
@@ -30,7 +26,7 @@ def _send(plan):
     from sagemaker.serve.model_builder import ModelBuilder
 
     options, deploy = plan.options, plan.options.deploy
-    container = parameters(plan, "CreateModel")["PrimaryContainer"]
+    container = sdk_requests.parameters(plan, "CreateModel")["PrimaryContainer"]
     tags = [{"Key": key, "Value": value} for key, value in options.tags.items()] or None
     session = Session(boto3.Session(region_name=options.region), default_bucket=options.bucket)
     network = Networking(
@@ -49,7 +45,7 @@ def _send(plan):
     )
     builder.build(model_name=plan.model, tags=tags)
     if deploy.batch is not None:
-        _transform(builder, plan, tags)
+        sdk_requests.transform(builder, plan, tags)
         return
     builder.deploy(
         endpoint_name=plan.name,
@@ -71,32 +67,11 @@ def _inference_config(plan):
         return ServerlessInferenceConfig(chosen.memory * 1024, chosen.max_concurrency)
     if deploy.async_ is None:
         return None
-    output = parameters(plan, "CreateEndpointConfig")["AsyncInferenceConfig"]["OutputConfig"]
+    config = sdk_requests.parameters(plan, "CreateEndpointConfig")
+    output = config["AsyncInferenceConfig"]["OutputConfig"]
     return AsyncInferenceConfig(
         output_path=output["S3OutputPath"],
         failure_path=output["S3FailurePath"],
         max_concurrent_invocations_per_instance=deploy.async_.max_concurrency,
         notification_config=output["NotificationConfig"],
-    )
-
-
-def _transform(builder, plan, tags):
-    deploy, batch = plan.options.deploy, plan.options.deploy.batch
-    transformer = builder.transformer(
-        deploy.instance_count,
-        deploy.instance_type,
-        strategy=batch.strategy,
-        assemble_with=batch.assemble,
-        output_path=parameters(plan, "CreateTransformJob")["TransformOutput"]["S3OutputPath"],
-        max_payload=batch.max_payload,
-        tags=tags,
-    )
-    transformer.transform(
-        batch.input,
-        content_type=batch.content_type,
-        split_type=batch.split,
-        compression_type=batch.compression,
-        job_name=plan.name,
-        wait=False,
-        logs=False,
     )

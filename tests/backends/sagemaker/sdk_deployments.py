@@ -81,7 +81,7 @@ def _sent(plan):
     )
     tags = [{"Key": key, "Value": value} for key, value in options.tags.items()] or None
     if deploy.batch is not None:
-        _transform(model, plan, tags)
+        sdk_requests.transform(model, plan, tags)
         return client.sent
     settings = {}
     if deploy.serverless is not None:
@@ -97,7 +97,8 @@ def _sent(plan):
             "volume_size": deploy.volume_size,
         }
     if deploy.async_ is not None:
-        output = _parameters(plan, "CreateEndpointConfig")["AsyncInferenceConfig"]["OutputConfig"]
+        config = sdk_requests.parameters(plan, "CreateEndpointConfig")
+        output = config["AsyncInferenceConfig"]["OutputConfig"]
         settings["async_inference_config"] = AsyncInferenceConfig(
             output_path=output["S3OutputPath"],
             failure_path=output["S3FailurePath"],
@@ -116,32 +117,6 @@ def _has_code(model, *_, **__):
 
     model.repacked_model_data = model.model_data
     model.uploaded_code = UploadedCode(s3_prefix=model.model_data, script_name=model.entry_point)
-
-
-def _parameters(plan, operation):
-    return next(each.parameters for each in plan.requests if each.operation == operation)
-
-
-def _transform(model, plan, tags):
-    job, batch = _parameters(plan, "CreateTransformJob"), plan.options.deploy.batch
-    transformer = model.transformer(
-        instance_count=plan.options.deploy.instance_count,
-        instance_type=plan.options.deploy.instance_type,
-        strategy=batch.strategy,
-        assemble_with=batch.assemble,
-        output_path=job["TransformOutput"]["S3OutputPath"],
-        max_payload=batch.max_payload,
-        tags=tags,
-    )
-    transformer.transform(
-        batch.input,
-        content_type=batch.content_type,
-        split_type=batch.split,
-        compression_type=batch.compression,
-        job_name=plan.name,
-        wait=False,
-        logs=False,
-    )
 
 
 if __name__ == "__main__":

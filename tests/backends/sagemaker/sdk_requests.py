@@ -116,5 +116,33 @@ def _image(region, version, python, instance_type):
     )
 
 
+def parameters(plan, operation):
+    """The parameters of a planned request."""
+    return next(each.parameters for each in plan.requests if each.operation == operation)
+
+
+def transform(model, plan, tags):
+    """Start the planned batch job by a `Model` of SDK 2 or a `ModelBuilder` of SDK 3."""
+    job, batch = parameters(plan, "CreateTransformJob"), plan.options.deploy.batch
+    transformer = model.transformer(
+        plan.options.deploy.instance_count,
+        plan.options.deploy.instance_type,
+        strategy=batch.strategy,
+        assemble_with=batch.assemble,
+        output_path=job["TransformOutput"]["S3OutputPath"],
+        max_payload=batch.max_payload,
+        tags=tags,
+    )
+    transformer.transform(
+        batch.input,
+        content_type=batch.content_type,
+        split_type=batch.split,
+        compression_type=batch.compression,
+        job_name=plan.name,
+        wait=False,
+        logs=False,
+    )
+
+
 if __name__ == "__main__":
     main(*sys.argv[1:])
