@@ -289,7 +289,7 @@ def counts() -> dict[str, int]:
 
 
 def compared(wanted: dict[str, int]) -> tuple[list[str], list[str]]:
-    """What exists too often, and what is missing or should be gone."""
+    """Duplicates, and what is missing or left over."""
     exist = counts()
     more = [f"{exist[name]} {name}s" for name in exist if exist[name] > wanted.get(name, 0) > 0]
     left = [f"{name}: {exist[name]}" for name in exist if exist[name] > 0 == wanted.get(name, 0)]

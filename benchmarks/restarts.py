@@ -49,7 +49,7 @@ TIMES = {
     "start": 10 / 60,  # from the requeue to the first step
     "lost": 15 / 60,  # half of the time between two checkpoints
     "again": 5 / 60,  # from the first step until a deterministic failure returns
-    "person": 1.0,  # until somebody notices that the job has stopped, and restarts it
+    "person": 1.0,  # until someone notices that the job has stopped and restarts it
     "mend": 1.0,  # more, to find and mend a bug
 }
 """Hours."""

@@ -192,7 +192,7 @@ def running(argv: list[str], port: int) -> Iterator[int]:
 
 
 def is_up(port: int) -> bool:
-    """Whether a server answers."""
+    """Return whether the server responds."""
     try:
         return request(port, "GET", "/ping") == http.HTTPStatus.OK
     except (OSError, http.client.HTTPException):

@@ -790,10 +790,10 @@ def missing_data(job: JobSpec) -> Iterator[Problem]:
 
 
 def check_program(job: JobSpec, python: Path | None = None) -> Iterator[Problem]:
-    """Whether the job's module can be found, and warnings about a script that starts processes, or
-    of which each rank would do all the work.
+    """Check that the job's module exists; warn about scripts that torchrun would start wrongly.
 
-    `python` runs the job, where it is on this machine.
+    These start processes of their own, or each rank would do all the work. `python` is the
+    interpreter that runs the job, if it is on this machine.
     """
     yield from check_launch(job)
     if job.entrypoint.module is not None:

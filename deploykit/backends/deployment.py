@@ -77,12 +77,12 @@ class Phase(Enum):
 
     @property
     def settled(self) -> bool:
-        """Whether it changes only on request."""
+        """Return whether it stays in this phase until someone changes it."""
         return self is Phase.IN_SERVICE or self.ended or self is Phase.FAILED
 
     @property
     def ended(self) -> bool:
-        """Whether nothing runs anymore."""
+        """Return whether it has ended."""
         return self in _ENDED
 
 
@@ -215,7 +215,7 @@ class DeploymentPlan(NamedTuple):
     seconds: int | None
     """After which a schedule deletes it; None: never."""
     summary: str = ""
-    """What will be billed, in one line."""
+    """A one-line summary of what will be billed."""
 
     @property
     def cost(self) -> str:

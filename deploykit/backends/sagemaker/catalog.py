@@ -37,7 +37,7 @@ INFERENCE = {
     "2.5.1": "py311",
     "2.6.0": "py312",
 }
-"""PyTorch version of an inference image -> its only Python. There is none for later versions."""
+"""The only Python version of each inference image; PyTorch after 2.6.0 has no such image."""
 
 NOT_TORCHRUN = ("2.4.0",)
 """Versions with an image that the SDK refuses for torch_distributed. Its list for torch_distributed

@@ -35,7 +35,7 @@ from deploykit.job.spelling import did_you_mean
 AUTOSCALING = "application-autoscaling"
 _SECTION = "sagemaker.deploy"
 _CODE = "/opt/ml/model/code"
-"""Where AWS's image unpacks ``code/`` of the package."""
+"""The folder into which AWS's image unpacks ``code/`` of the package."""
 _LOG_LEVEL = "20"
 _MAX_NAME = 63
 _DIGITS = 10
@@ -131,7 +131,7 @@ def plan_deployment(
 
 
 def _settings(options: Options, estimate: Estimate, requests: Sequence[Request]) -> dict[str, Any]:
-    """What later commands about the deployment need."""
+    """The record that later commands about the deployment need."""
     names = ("profile", "assume_role", "bucket", "prefix", "owner")
     return {
         **{name: getattr(options, name) for name in names},
@@ -308,7 +308,7 @@ def _endpoint(  # noqa: PLR0913 - as `plan_deployment`
     exists: bool,
     run: str,
 ) -> Iterator[Request]:
-    """What creates or updates the endpoint, and its autoscaling."""
+    """The requests that create or update the endpoint and its autoscaling."""
     names: dict[str, Any] = {"EndpointName": name, "EndpointConfigName": config}
     resource = f"endpoint/{name}/variant/{deploy.variant}"
     target = _target(resource)
@@ -357,7 +357,7 @@ def scaling_targets(deployment: Deployment) -> list[str]:
 
 
 def _keeps_scaling(deploy: Deploy, resource: str, earlier: Deployment) -> bool:
-    """Whether autoscaling can go on during the update: with the same variant and machines.
+    """Return whether autoscaling can continue during the update: same variant, same machines.
 
     https://docs.aws.amazon.com/sagemaker/latest/dg/endpoint-scaling-update.html
     """
@@ -394,7 +394,7 @@ def _policy(deploy: Deploy, name: str, target: Mapping[str, Any]) -> dict[str, A
 
 
 def _transform_job(options: Options, deploy: Deploy, name: str, model: str) -> dict[str, Any]:
-    """CreateTransformJob. Without `deploy.name`, a hash in the name tells different jobs apart."""
+    """The CreateTransformJob request. Without `deploy.name`, the job's name contains a hash."""
     batch = deploy.batch
     assert batch is not None  # noqa: S101 - for mypy
     source = {"S3DataSource": {"S3DataType": batch.input_type, "S3Uri": batch.input}}
@@ -672,7 +672,7 @@ def _check_owned(path: str, name: str, value: Any, own: AbstractSet[str]) -> Ite
 
 
 def _any_requests(options: Options, deploy: Deploy, package: Package) -> list[Request]:
-    """Each request that a deployment may send, with the variant of the model as one of its own."""
+    """Each request that a deployment may send; the model's own variant is one of them."""
     known = replace(options, deploy=deploy, region=region_of(options) or "us-east-1")
     name = deploy.name or _STAND_IN.run
     plan = plan_deployment(known, package, name=name)
