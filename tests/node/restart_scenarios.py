@@ -137,7 +137,7 @@ def saved():
     if folder:
         Path(folder, f"step-{{time.time_ns()}}.pt").touch()
 with open(os.environ["STARTS"], "a") as file:
-    print(os.environ.get("RANK", "0"), file=file)
+    print(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), file=file)
 """
 
 

@@ -190,7 +190,8 @@ def test_torchrun_restarts_the_ranks_as_decided(bundle, tmp_path, name):
         DEPLOYKIT_CHECKPOINT_DIR=folder,
         DEPLOYKIT_RESTART_POLICY=policy,
     )
-    assert starts.read_text().split().count("0") == STARTS[name], done.log
+    # one of the two ranks may be stopped before it has written that it started
+    assert len(set(starts.read_text().split())) == STARTS[name], done.log
     last = bundle.end(f"decision-0.{STARTS[name] - 1}")
     assert not last["restart"]
     assert bundle.end("node-0")["reason"].endswith(last["why"])
@@ -205,7 +206,7 @@ def test_with_always_the_cause_does_not_matter(bundle, tmp_path):
     bundle.write("train.py", scenarios.program("module"))
     starts = tmp_path / "starts"
     done = bundle.run(*TORCHRUN, STARTS=starts, DEPLOYKIT_RESTART_POLICY='{"policy": "always"}')
-    assert starts.read_text().split().count("0") == 4, done.log
+    assert len(set(starts.read_text().split())) == 4, done.log
     assert not list(bundle.run_dir.glob("exit_records/decision-*"))
 
 
