@@ -244,39 +244,6 @@ def gpt_of_size(  # noqa: PLR0913 - as gpt()
     return dataclasses.replace(model, exact=False)
 
 
-def llama(  # noqa: PLR0913 - the options that size a Llama
-    *, layers: int, width: int, heads: int, kv_heads: int, feedforward: int, vocabulary: int
-) -> Model:
-    """A Llama 2 or 3: RMSNorm, keys and values for fewer heads, a gated MLP, no biases
-    (https://arxiv.org/abs/2407.21783, section 3.2).
-    """
-    narrow = width * kv_heads // heads
-    block = (
-        Tensor("norm1.weight", (width,)),
-        Tensor("query.weight", (width, width), "column"),
-        Tensor("key.weight", (narrow, width), "column"),
-        Tensor("value.weight", (narrow, width), "column"),
-        Tensor("out.weight", (width, width), "row"),
-        Tensor("norm2.weight", (width,)),
-        Tensor("gate.weight", (feedforward, width), "column"),
-        Tensor("up.weight", (feedforward, width), "column"),
-        Tensor("down.weight", (width, feedforward), "row"),
-    )
-    head = (Tensor("norm.weight", (width,)), Tensor("out.weight", (vocabulary, width), "column"))
-    return Model(
-        Layer("embedding", (Tensor("token.weight", (vocabulary, width), "column"),)),
-        Layer("block", block),
-        layers,
-        Layer("head", head),
-        width=width,
-        heads=heads,
-        vocabulary=vocabulary,
-        feedforward=feedforward,
-        kv_heads=kv_heads,
-        gated=True,
-    )
-
-
 def counted(name: str, sample: str, *, heads: int | None) -> Model:
     """Count the model `name`: a ``module:function`` of the working folder, or one of Hugging Face.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from deploykit.advise import Cluster, Training, gpt, gpt_of_size, gpus
 from deploykit.advise.memory import memory
-from deploykit.advise.models import Layer, llama
+from deploykit.advise.models import Layer, Model, Tensor
 from deploykit.advise.speed import step
 from deploykit.advise.strategies import FULLY_SHARDED, ParallelConfig
 
@@ -23,6 +23,37 @@ LIMITS = {"tokens/s": 0.20, "memory": 0.15, "states": 0.15}
 _GIB = 1024**3
 _NODE = 8
 _GIGABIT = 10**9 / 8
+
+
+def llama(*, layers, width, heads, kv_heads, feedforward, vocabulary):
+    """A Llama 2 or 3: RMSNorm, keys and values for fewer heads, a gated MLP, no biases
+    (https://arxiv.org/abs/2407.21783, section 3.2).
+    """
+    narrow = width * kv_heads // heads
+    block = (
+        Tensor("norm1.weight", (width,)),
+        Tensor("query.weight", (width, width), "column"),
+        Tensor("key.weight", (narrow, width), "column"),
+        Tensor("value.weight", (narrow, width), "column"),
+        Tensor("out.weight", (width, width), "row"),
+        Tensor("norm2.weight", (width,)),
+        Tensor("gate.weight", (feedforward, width), "column"),
+        Tensor("up.weight", (feedforward, width), "column"),
+        Tensor("down.weight", (width, feedforward), "row"),
+    )
+    head = (Tensor("norm.weight", (width,)), Tensor("out.weight", (vocabulary, width), "column"))
+    return Model(
+        Layer("embedding", (Tensor("token.weight", (vocabulary, width), "column"),)),
+        Layer("block", block),
+        layers,
+        Layer("head", head),
+        width=width,
+        heads=heads,
+        vocabulary=vocabulary,
+        feedforward=feedforward,
+        kv_heads=kv_heads,
+        gated=True,
+    )
 
 
 def mpt(*, layers, width, heads, vocabulary):

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import pytest
 
 from deploykit.advise import Cluster, Training, advise, gpt, gpt_of_size, gpus, report
-from deploykit.advise.models import from_counts, llama
+from deploykit.advise.models import from_counts
+from tests.advise.published import llama
 from tests.advise.test_own_models import COUNTED
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples/models"

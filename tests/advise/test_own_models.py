@@ -16,6 +16,7 @@ from deploykit.advise.memory import Activations
 from deploykit.advise.models import from_counts
 from deploykit.advise.strategies import ParallelConfig
 from deploykit.cli import main as cli
+from tests.advise.published import llama
 
 CHECKOUT = Path(__file__).parents[2]
 COUNTED = json.loads((Path(__file__).parent / "counted_models.json").read_text(encoding="utf-8"))
@@ -159,7 +160,7 @@ def test_a_model_of_hugging_face_is_counted_from_its_configuration(tmp_path, mon
     assert cli.main(["advise", "--gpu", "h100", "--model", "./llama", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["parameters"] == 8_030_261_248
     model = models.counted("./llama", "", heads=None)
-    expected = models.llama(
+    expected = llama(
         layers=32, width=4096, heads=32, kv_heads=8, feedforward=14336, vocabulary=128256
     )
     shape = ("width", "layers", "heads", "kv_heads", "feedforward", "vocabulary", "gated", "tied")

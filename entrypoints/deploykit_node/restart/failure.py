@@ -185,11 +185,6 @@ class Failure(NamedTuple):
     steps: bool = False
     """Whether the program printed a step after the first."""
 
-    @property
-    def is_symptom(self) -> bool:
-        """Whether the rank only suffers from another one."""
-        return self.label in SYMPTOMS
-
 
 def read(code: int, errors: str, output: str, beside: str = "") -> Failure:
     """Why a rank ended with `code`, from the ends of its error output and its other output.
