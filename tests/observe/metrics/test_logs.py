@@ -237,6 +237,13 @@ def test_a_restart_begins_anew_and_its_points_have_its_number():
     assert reader.step.reading.step == 51
 
 
+def test_epochs_from_0_are_counted_so_after_a_restart_too():
+    reader = LogReader()
+    texts = ["epoch 0 loss 3", "epoch 1 loss 2"], ["epoch 1 loss 2", "epoch 2 loss 1"]
+    said = [*plain(*texts[0]), LogLine("restart 1: it was preempted", node=0), *plain(*texts[1])]
+    assert [point.epoch for point in reader.feed(said)] == [1, 2, 2, 3]
+
+
 def test_patterns_of_the_job_file_come_first():
     reader = LogReader({"loss": r"lost (\S+)", "step": r"#(\d+)", "total": r"of (\d+)"})
     points = list(reader.feed(plain("round #12 of 90: lost 1,234.5 loss=7")))
