@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -88,6 +89,14 @@ def test_help_lists_each_verb_once_in_five_groups(monkeypatch, capsys):
     listed = [line.split()[0] for line in lines[lines.index("Start") :] if line.startswith("  ")]
     assert listed == list(cli.VERBS)  # a line each
     assert max(map(len, lines)) <= 80
+
+
+def test_an_older_python_in_a_checkout_is_told_so(monkeypatch):
+    monkeypatch.setattr(sys, "version_info", (3, 10, 13))
+    with pytest.raises(
+        SystemExit, match=r"^deploykit requires Python 3\.11 or later; this is 3\.10$"
+    ):
+        runpy.run_module("deploykit.__main__")
 
 
 @pytest.mark.parametrize("argv", [[], ["help"], ["--help"]])
