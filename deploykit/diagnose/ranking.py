@@ -124,6 +124,8 @@ class Diagnosis:
         """With what the rank that failed first ended, from torchrun's summary."""
         self.unread: list[str] = []
         """What could not be read, in sentences."""
+        self.modules: list[str] = []
+        """The modules of the source."""
 
     def read(self, name: str, lines: Iterable[RawLine], rank: int | None = None) -> None:
         """Read the lines of one log, written by `rank` if that is known."""
@@ -318,7 +320,7 @@ class Diagnosis:
         cause.values |= {name: str(value) for name, value in line.items() if value is not None}
         cause.values |= self._values
         if module := cause.values.get("module"):
-            cause.values |= packages.about(module)
+            cause.values |= packages.about(module, self.modules)
         cause.traits = self._traits
         return cause
 

@@ -37,6 +37,14 @@ RAISED = """\
 """
 
 
+def test_a_misspelled_module_of_the_source_is_named(capsys, run):
+    source = paths.run_folder("one") / "source"
+    source.mkdir(parents=True)
+    (source / "utils.py").touch()
+    _, found = run(capsys, log="ModuleNotFoundError: No module named 'utlis'\n")
+    assert found["causes"][0]["fix"].startswith("Did you mean utils? ")
+
+
 @pytest.fixture
 def run(monkeypatch):
     """Makes a run with a state, a log and records, and gives the code and JSON of its diagnosis."""
