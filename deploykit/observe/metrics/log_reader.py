@@ -146,7 +146,8 @@ _NUMBER = r"[+-]?(?:\d{1,30}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][+-]?\d{1,4})?|[+-
 _END = r"(?![\w:/]|[.,-]\d)"
 """After a number that is not part of a time, a version, a fraction or a size."""
 _PAIR = re.compile(
-    r"(?:(?<![\w./@-])(?P<word>[A-Za-z][\w@/.-]{0,80}(?:[ ][A-Za-z][\w@]{0,30})?)"
+    r"(?:(?<![\w./@-])(?![\w./-]{1,80}\.py:\d|(?<=:)\w{1,80}:\d+ - )"  # a line of the source
+    r"(?P<word>[A-Za-z][\w@/.-]{0,80}(?:[ ][A-Za-z][\w@]{0,30})?)"
     r"|'(?P<single>[^'=:]{1,80})'|\"(?P<double>[^\"=:]{1,80})\")"
     rf"\s{{0,3}}[=:]\s{{0,6}}(?:'|\"|\[|\()?(?P<value>{_NUMBER}){_END}"
 )

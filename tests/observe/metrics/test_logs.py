@@ -147,6 +147,9 @@ LINES = {
         *(1, None),
         {"loss": 8.1, "tps": 100},
     ),
+    "12:00 | INFO | __main__:main:7 - step 2 loss: 0.5": (2, None, {"loss": 0.5}),
+    "[src/train.py:42] step 2 loss=0.5": (2, None, {"loss": 0.5}),
+    "step 2 train:loss:0.5 - lr=1": (2, None, {"loss": 0.5, "lr": 1}),
     "step 3 loss nan": (3, None, {"loss": "nan"}),
     "test accuracy 0.9 (360 images)": (None, None, {"test_accuracy": 0.9}),
 }
