@@ -428,6 +428,23 @@ def test_logs_by_attempt_and_the_first_error(logged, tmp_path, capsys, options, 
     assert bool(found.err) is not bool(shown)
 
 
+GROUP = [
+    "  + Exception Group Traceback (most recent call last):",
+    "  | ExceptionGroup: two",
+    "    +--",
+]
+
+
+@pytest.mark.parametrize("error", [GROUP, ["FATAL: shard 7 has a wrong checksum"]])
+def test_a_group_of_exceptions_and_a_fatal_line_are_first_errors(logged, tmp_path, capsys, error):
+    (tmp_path / "run/logs/node-1.log").unlink()
+    texts = "".join(f"2026-11-21T01:00:01.000Z [rank 0] {text}\n" for text in ["begun", *error])
+    (tmp_path / "run/logs/node-0.log").write_text(texts)
+    assert run("logs", "one", "--first-error") == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.removeprefix("[rank 0] ") for line in shown] == error
+
+
 def test_logs_of_an_invalid_time(logged, capsys):
     assert run("logs", "one", "--since", "soon") == 64
     assert "'soon' is not a time such as 10m" in capsys.readouterr().err
