@@ -292,7 +292,12 @@ class ExitEvidence:
         first = self.first
         if first is None or first.rank is None or not 0 < first.exit_code < _SIGNAL_CODES:
             return causes
-        return [cause for cause in causes if cause.rule.label not in _AFTER_AN_EXIT]
+        return [
+            cause
+            for cause in causes
+            if cause.rule.label not in _AFTER_AN_EXIT
+            or (cause.rule.raised_in and cause.first_rank == first.rank)  # lost its own worker
+        ]
 
 
 def _judged(diagnosis: Diagnosis, row: Run, known: ExitEvidence) -> Sequence[Cause]:

@@ -45,6 +45,15 @@ def test_a_misspelled_module_of_the_source_is_named(capsys, run):
     assert found["causes"][0]["fix"].startswith("Did you mean utils? ")
 
 
+def test_a_rank_that_lost_its_own_worker(capsys, run):
+    frame = '  File "/usr/lib/python3.11/multiprocessing/connection.py", line 395, in _recv'
+    texts = ["Traceback (most recent call last):", frame, "ConnectionResetError: [Errno 104] reset"]
+    log = "".join(f"2026-11-21T02:00:00.000Z [rank 1] {text}\n" for text in texts)
+    reason = "rank 1 exited with code 1"
+    _, found = run(capsys, reason=reason, log=log, node_0=ended(1, reason))
+    assert found["causes"][0]["cause"] == "remote_peer_died"
+
+
 @pytest.fixture
 def run(monkeypatch):
     """Makes a run with a state, a log and records, and gives the code and JSON of its diagnosis."""
