@@ -432,7 +432,9 @@ def report(diagnosis: RunDiagnosis) -> Iterator[str]:
     yield from _labelled("ended", diagnosis.ended or "")
     yield from _labelled("last", "\n".join(diagnosis.last))
     if not diagnosis.causes and diagnosis.ending == Ending.UNKNOWN:
-        hint = f"start from the first error: deploykit logs {diagnosis.run} --first-error"
+        first = re.match(r"rank (\d+)\b", diagnosis.ended or "")
+        rank = f" --rank {first[1]}" if first else ""
+        hint = f"read the last lines: deploykit logs {diagnosis.run} -n 50{rank}"
         yield from _labelled("next", hint)
     if diagnosis.ending == Ending.UNFINISHED:
         hint = f"if it hangs, show the stack of each rank: deploykit dump {diagnosis.run}"

@@ -54,6 +54,13 @@ def test_a_rank_that_lost_its_own_worker(capsys, run):
     assert found["causes"][0]["cause"] == "remote_peer_died"
 
 
+def test_without_a_cause_the_last_lines_of_the_rank_that_failed_are_named(capsys, run):
+    reason = "rank 1 exited with code 3"
+    run(capsys, reason=reason, node_0=ended(3, reason))
+    cli.main(["diagnose", "one"])
+    assert "deploykit logs one -n 50 --rank 1\n" in capsys.readouterr().out
+
+
 @pytest.fixture
 def run(monkeypatch):
     """Makes a run with a state, a log and records, and gives the code and JSON of its diagnosis."""
