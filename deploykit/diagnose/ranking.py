@@ -262,7 +262,11 @@ class Diagnosis:
             cause.evidence.insert(0, self._evidence(cause.rule, log, line, raw))
         elif len(cause.evidence) < SHOWN:
             evidence = self._evidence(cause.rule, log, line, raw)
-            cause.evidence += [evidence] if evidence not in cause.evidence else []
+            known = {(proof.file, proof.line, proof.text) for proof in cause.evidence}
+            is_new = (evidence.file, evidence.line, evidence.text) not in known
+            cause.evidence += (
+                [evidence] if is_new else []
+            )  # a line is read again with the next ones
         del cause.evidence[SHOWN:]
         if firm:
             cause.firm.add(log.number)

@@ -54,6 +54,16 @@ def test_a_rank_that_lost_its_own_worker(capsys, run):
     assert found["causes"][0]["cause"] == "remote_peer_died"
 
 
+def test_each_proof_of_chained_exceptions_is_shown_once(capsys, run):
+    begin, frame = "Traceback (most recent call last):", '  File "/job/a.py", line 4, in <module>'
+    between = "The above exception was the direct cause of the following exception:"
+    texts = [begin, frame, "    int(x)", "ValueError: invalid literal for int() with base 10: '1a'"]
+    texts += ["", between, "", begin, frame, "    f(x)", "RuntimeError: no model", "dim: 12a"]
+    log = "".join(f"2026-11-21T02:00:00.000Z [rank 0] {text}\n" for text in texts)
+    _, found = run(capsys, log=log)
+    assert [proof["line"] for proof in found["causes"][0]["evidence"]] == [4, 11]
+
+
 def test_without_a_cause_the_last_lines_of_the_rank_that_failed_are_named(capsys, run):
     reason = "rank 1 exited with code 3"
     run(capsys, reason=reason, node_0=ended(3, reason))
