@@ -53,19 +53,16 @@ saved a checkpoint; 64 for a wrong command; 78 for an environment in which the j
 for a bug in the launcher.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+# Python 2.7 must be able to parse this file, to print that it is too old: so types are comments.
 
 
-def main(argv: Sequence[str], environ: dict[str, str]) -> None:
+def main(argv, environ):
+    # type: (list[str], dict[str, str]) -> None
     """Run the program that the first argument, or else the environment, selects."""
-    program, *rest = argv or ("",)
+    program, rest = "".join(argv[:1]), argv[1:]
     if program == "--emulated-nodes":
         from deploykit_node import emulated_nodes
 
@@ -102,7 +99,8 @@ def main(argv: Sequence[str], environ: dict[str, str]) -> None:
         _launch(argv, environ)
 
 
-def _launch(argv: Sequence[str], environ: dict[str, str]) -> None:
+def _launch(argv, environ):
+    # type: (list[str], dict[str, str]) -> None
     """Run as a node's launcher or as a rank, and end as the program ended."""
     try:
         if argv[:1] == ["--rank"]:
@@ -120,14 +118,18 @@ def _launch(argv: Sequence[str], environ: dict[str, str]) -> None:
 
         if not isinstance(error, cluster.LaunchError):
             raise
-        log.say(cluster.node_number(environ), f"error: {error}")
+        log.say(cluster.node_number(environ), "error: {}".format(error))
         sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":
     if sys.version_info < (3, 10):  # noqa: UP036 - the node's Python is the user's choice
         _version = ".".join(map(str, sys.version_info[:3]))
-        sys.exit(f"deploykit: {sys.executable} is Python {_version}; 3.10 or later is required")
+        _message = (
+            "deploykit: the job cannot start: {} is Python {}; deploykit requires 3.10 or later"
+        )
+        sys.stderr.write(_message.format(sys.executable, _version) + "\n")
+        sys.exit(78)
     _folder = os.path.dirname(os.path.realpath(__file__))
     if _folder not in sys.path:  # PYTHONSAFEPATH is set
         sys.path.insert(0, _folder)

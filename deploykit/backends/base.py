@@ -673,7 +673,7 @@ def staging_comments(job: JobSpec) -> list[str]:
             "shard": ("each node copies its share of", local),
             "shared": ("node 0 copies", "data/ in the run's folder"),
         }[channel.stage or ""]
-        source = json.dumps(channel.path)  # a line break would end the comment
+        source = json.dumps(channel.path, ensure_ascii=False)  # a line break would end the comment
         folder = channel.stage_folder or default
         lines.append(f"# {name}: {action} {source} to {folder} before the ranks start")
     return lines

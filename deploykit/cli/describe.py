@@ -321,6 +321,8 @@ def run_brief(run: Run, diagnosis: str | None = None) -> None:
         verb, label, value = "diagnose", "cause", diagnosis
     elif run.reason:
         label, value = "reason", run.reason
+        if run.state == State.FAILED.value and run.exit_code:
+            verb = "diagnose"  # it shows the last lines of the ranks
     else:
         label, value = "handle", str(run.handle or f"{run.backend}://{run.target}, not confirmed")
     more = shell.command("deploykit", verb, run.run)

@@ -120,7 +120,8 @@ def _cause(label: str, rules: list[cause_rules.CauseRule]) -> Page:
         details.append(("retry", retry))
     if label in BY_CAUSE:
         details.append(("guide", f"deploykit guide {BY_CAUSE[label]}"))
-    return Page(label, "cause", rules[0].means, tuple(details))
+    meanings = "; or ".join(dict.fromkeys(rule.means for rule in rules))
+    return Page(label, "cause", meanings, tuple(details))
 
 
 def _for(trait: re.Match[str]) -> str:

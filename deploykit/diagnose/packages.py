@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 
 _PACKAGES = {
     "Crypto": "pycryptodome",
@@ -70,13 +71,14 @@ def of(module: str) -> str | None:
     return _PACKAGES.get(".".join([first, *rest[:1]])) or _PACKAGES.get(first)
 
 
-def about(module: str) -> dict[str, str]:
+def about(module: str, own: Iterable[str] = ()) -> dict[str, str]:
     """What a fix says of a missing module: its `package`, or else a `similar` known module.
 
-    `unlisted` is the module if there is neither.
+    `own` are the modules of the source. `unlisted` is the module if there is neither.
     """
     if package := of(module):
         return {"package": package}
     first = module.partition(".")[0]
-    near = difflib.get_close_matches(first, list(_PACKAGES), n=1, cutoff=_SIMILAR)
+    known = [name for name in (*own, *_PACKAGES) if name != first]
+    near = difflib.get_close_matches(first, known, n=1, cutoff=_SIMILAR)
     return {"similar": near[0]} if near else {"unlisted": module}

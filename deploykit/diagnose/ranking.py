@@ -124,6 +124,8 @@ class Diagnosis:
         """With what the rank that failed first ended, from torchrun's summary."""
         self.unread: list[str] = []
         """What could not be read, in sentences."""
+        self.modules: list[str] = []
+        """The modules of the source."""
 
     def read(self, name: str, lines: Iterable[RawLine], rank: int | None = None) -> None:
         """Read the lines of one log, written by `rank` if that is known."""
@@ -260,7 +262,11 @@ class Diagnosis:
             cause.evidence.insert(0, self._evidence(cause.rule, log, line, raw))
         elif len(cause.evidence) < SHOWN:
             evidence = self._evidence(cause.rule, log, line, raw)
-            cause.evidence += [evidence] if evidence not in cause.evidence else []
+            known = {(proof.file, proof.line, proof.text) for proof in cause.evidence}
+            is_new = (evidence.file, evidence.line, evidence.text) not in known
+            cause.evidence += (
+                [evidence] if is_new else []
+            )  # a line is read again with the next ones
         del cause.evidence[SHOWN:]
         if firm:
             cause.firm.add(log.number)
@@ -318,7 +324,7 @@ class Diagnosis:
         cause.values |= {name: str(value) for name, value in line.items() if value is not None}
         cause.values |= self._values
         if module := cause.values.get("module"):
-            cause.values |= packages.about(module)
+            cause.values |= packages.about(module, self.modules)
         cause.traits = self._traits
         return cause
 

@@ -57,6 +57,9 @@ _RUNS_COMMAND = re.compile(
 _SPAWNS = re.compile(
     r"(?:\w+\.)*(?:mp|multiprocessing)\.(?:spawn|start_processes)|(?:\w+\.)*notebook_launcher"
 )
+_FIXED_ADDRESS = re.compile(
+    rb"""(?m)^[^#\n]*\[["']MASTER_ADDR["']\] *= *["'](localhost|127\.0\.0\.1)["']"""
+)
 _TOGETHER = re.compile(
     r"(\w+\.)*(distributed(\.\w+)*|Distributed(DataParallel|Sampler)|import_module|__import__|exec)"
     r"|[A-Z_]*(RANK|WORLD_SIZE|PROCID)|(\w+\.|--?)?local[-_]rank|transformers\.\w*Trainer|runpy"
@@ -420,7 +423,23 @@ class ProcessStart(NamedTuple):
 def check_launch(job: JobSpec) -> Iterator[Problem]:
     """Warnings about a script that starts processes itself, or is made for one process."""
     yield from check_processes(job)
+    yield from _check_address(job)
     yield from check_together(job)
+
+
+def _check_address(job: JobSpec) -> Iterator[Problem]:
+    """A warning about a script for several nodes that replaces the address of node 0."""
+    script = Path(job.source, job.entrypoint.script or "")
+    if job.resources.nodes == 1 or not script.is_file():
+        return
+    text = script.read_bytes()
+    fixed = _FIXED_ADDRESS.search(text)
+    if fixed and b"MASTER_ADDR" not in text[: fixed.start()]:  # else it may be for one node only
+        line = text.count(b"\n", 0, fixed.end()) + 1
+        message = f"{script.name} sets MASTER_ADDR to {fixed[1].decode()} (line {line}), so each "
+        message += f"of the {job.resources.nodes} nodes would wait for the others at itself"
+        hint = "remove that line: deploykit sets MASTER_ADDR and MASTER_PORT on every node"
+        yield Problem("entrypoint.script", message, hint, severity="warning")
 
 
 def check_processes(job: JobSpec) -> Iterator[Problem]:

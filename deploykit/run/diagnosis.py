@@ -88,6 +88,9 @@ class RunDiagnosis:
 def of_run(row: Run, rules: RuleSet | None = None) -> RunDiagnosis:
     """The diagnosis of a run from its logs and its dumps. Raises NotFound if it has no logs."""
     diagnosis = Diagnosis(rules or cause_rules.load(), *_about(row))
+    source = Path(row.job_data().get("source") or Path(row.folder, "source"))
+    diagnosis.modules = [path.stem for path in source.glob("*.py")]
+    diagnosis.modules += [path.parent.name for path in source.glob("*/__init__.py")]
     files, folders = _files(row), _folders(row)
     known = _exit_evidence(row, folders)
     _read_run(diagnosis, row, files, known)
@@ -289,7 +292,12 @@ class ExitEvidence:
         first = self.first
         if first is None or first.rank is None or not 0 < first.exit_code < _SIGNAL_CODES:
             return causes
-        return [cause for cause in causes if cause.rule.label not in _AFTER_AN_EXIT]
+        return [
+            cause
+            for cause in causes
+            if cause.rule.label not in _AFTER_AN_EXIT
+            or (cause.rule.raised_in and cause.first_rank == first.rank)  # lost its own worker
+        ]
 
 
 def _judged(diagnosis: Diagnosis, row: Run, known: ExitEvidence) -> Sequence[Cause]:
@@ -424,7 +432,9 @@ def report(diagnosis: RunDiagnosis) -> Iterator[str]:
     yield from _labelled("ended", diagnosis.ended or "")
     yield from _labelled("last", "\n".join(diagnosis.last))
     if not diagnosis.causes and diagnosis.ending == Ending.UNKNOWN:
-        hint = f"start from the first error: deploykit logs {diagnosis.run} --first-error"
+        first = re.match(r"rank (\d+)\b", diagnosis.ended or "")
+        rank = f" --rank {first[1]}" if first else ""
+        hint = f"read the last lines: deploykit logs {diagnosis.run} -n 50{rank}"
         yield from _labelled("next", hint)
     if diagnosis.ending == Ending.UNFINISHED:
         hint = f"if it hangs, show the stack of each rank: deploykit dump {diagnosis.run}"

@@ -19,8 +19,10 @@ from deploykit.run.registry import Run
 SLOW_RANK = re.compile(r"step \d{1,15}: rank \d{1,9} is slow: ")
 """What the reference trainer logs (entrypoints/trainer/measure/meter.py)."""
 _AGAIN = re.compile(r"restart (\d{1,9})\b")
-_TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
-_ERROR = re.compile(rf"{_TRACEBACK.pattern}|(\w+\.)*\w*(Error|Exception)\b|terminate called|Fatal ")
+_TRACEBACK = re.compile(r"( *\+ Exception Group )?Traceback \(most recent call last\)")
+_ERROR = re.compile(
+    rf"{_TRACEBACK.pattern}|(\w+\.)*\w*(Error|Exception)\b|terminate called|Fatal |FATAL\b"
+)
 
 
 @dataclass(frozen=True)

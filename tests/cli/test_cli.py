@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -88,6 +89,14 @@ def test_help_lists_each_verb_once_in_five_groups(monkeypatch, capsys):
     listed = [line.split()[0] for line in lines[lines.index("Start") :] if line.startswith("  ")]
     assert listed == list(cli.VERBS)  # a line each
     assert max(map(len, lines)) <= 80
+
+
+def test_an_older_python_in_a_checkout_is_told_so(monkeypatch):
+    monkeypatch.setattr(sys, "version_info", (3, 10, 13))
+    with pytest.raises(
+        SystemExit, match=r"^deploykit requires Python 3\.11 or later; this is 3\.10$"
+    ):
+        runpy.run_module("deploykit.__main__")
 
 
 @pytest.mark.parametrize("argv", [[], ["help"], ["--help"]])
@@ -417,6 +426,23 @@ def test_logs_by_attempt_and_the_first_error(logged, tmp_path, capsys, options, 
     found = capsys.readouterr()
     assert [line.removeprefix("[rank 0] ") for line in found.out.splitlines()] == shown
     assert bool(found.err) is not bool(shown)
+
+
+GROUP = [
+    "  + Exception Group Traceback (most recent call last):",
+    "  | ExceptionGroup: two",
+    "    +--",
+]
+
+
+@pytest.mark.parametrize("error", [GROUP, ["FATAL: shard 7 has a wrong checksum"]])
+def test_a_group_of_exceptions_and_a_fatal_line_are_first_errors(logged, tmp_path, capsys, error):
+    (tmp_path / "run/logs/node-1.log").unlink()
+    texts = "".join(f"2026-11-21T01:00:01.000Z [rank 0] {text}\n" for text in ["begun", *error])
+    (tmp_path / "run/logs/node-0.log").write_text(texts)
+    assert run("logs", "one", "--first-error") == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.removeprefix("[rank 0] ") for line in shown] == error
 
 
 def test_logs_of_an_invalid_time(logged, capsys):

@@ -53,6 +53,12 @@ def test_a_cause_has_its_fix_and_says_whether_a_retry_helps(capsys):
     assert "\n  retry     the same job would fail again\n" in explain(capsys, "cuda_oom")
 
 
+def test_the_title_of_a_cause_is_true_for_all_its_rules(capsys):
+    title = explain(capsys, "host_oom").partition("\n")[0]
+    for rule in cause_rules.load().causes:
+        assert rule.label != "host_oom" or rule.means in title
+
+
 def codes_of(call, values):
     """The codes of a call of Finding: text, or one with parts of `values`."""
     if isinstance(call, ast.IfExp):

@@ -79,7 +79,7 @@ def test_what_a_failing_script_wrote_is_collected_and_listed(project, capsys):
     assert capsys.readouterr().out.splitlines()[-3:] == [
         f"{row.run}: failed, exit code 3",
         "  reason  rank 0 exited with code 3",
-        f"  more    deploykit status {row.run}",
+        f"  more    deploykit diagnose {row.run}",
     ]
     assert cli.main(["status"]) == 0
     lines = capsys.readouterr().out.splitlines()

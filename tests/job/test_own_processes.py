@@ -85,6 +85,20 @@ def test_an_address_of_its_own(checked):
     assert "without the address" in warning["hint"]
 
 
+ADDRESS = "import os\nos.environ['MASTER_ADDR'] = 'localhost'\n"
+
+
+@pytest.mark.parametrize("launcher", ["python", "torchrun"])
+def test_an_address_that_is_every_node_itself(checked, capsys, launcher):
+    assert checked(ADDRESS, launcher=launcher) == (0, [])
+    two = ["check", "--backend", "local", "--set", "resources.nodes=2"]
+    assert cli.main(two) == 0
+    assert "train.py sets MASTER_ADDR to localhost (line 2), so each" in capsys.readouterr().err
+    checked(f"import os\nif 'MASTER_ADDR' not in os.environ:\n    {ADDRESS[10:]}")
+    assert cli.main(two) == 0
+    assert "sets MASTER_ADDR" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("module", ["torch.distributed.run", "torch.distributed.launch"])
 def test_a_launcher_as_the_module(module, checked):
     _, found = checked("", script=None, module=module)

@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from deploykit.bundle import node_plane
+from deploykit.lib import paths
 
 FILES = {
     name: ast.parse(text, feature_version=(3, 10)) for name, text in node_plane.node_plane().items()
@@ -130,3 +131,20 @@ def test_the_way_to_the_first_rank_names_functions_that_exist():
         file = launch if name.startswith("launch.") else file_of(f"deploykit_node.{name}")
         defined = {it.name for it in ast.walk(FILES[file]) if isinstance(it, ast.FunctionDef)}
         assert name.rpartition(".")[2] in defined, name
+
+
+def test_an_old_python_can_parse_the_launcher_which_refuses_it():
+    """Python 2.7 has no f-strings, annotations or ``a, *b = c``; see launch.py."""
+    nodes = list(ast.walk(FILES[f"{node_plane.FOLDER}/launch.py"]))
+    newer = (ast.JoinedStr, ast.AnnAssign, ast.Starred, ast.NamedExpr)
+    assert not [ast.unparse(node) for node in nodes if isinstance(node, newer)]
+    assert not [node.arg for node in nodes if isinstance(node, ast.arg) and node.annotation]
+    assert not any(node.returns for node in nodes if isinstance(node, ast.FunctionDef))
+    assert not [node for node in nodes if getattr(node, "module", "") == "__future__"]
+    launch = paths.shipped("entrypoints") / "launch.py"
+    code = "import runpy, sys; sys.version_info = (2, 7, 18); "
+    code += f"runpy.run_path({str(launch)!r}, run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 78
+    assert done.stderr.endswith(" is Python 2.7.18; deploykit requires 3.10 or later\n")
+    assert done.stderr.startswith("deploykit: the job cannot start: ")

@@ -37,6 +37,40 @@ RAISED = """\
 """
 
 
+def test_a_misspelled_module_of_the_source_is_named(capsys, run):
+    source = paths.run_folder("one") / "source"
+    source.mkdir(parents=True)
+    (source / "utils.py").touch()
+    _, found = run(capsys, log="ModuleNotFoundError: No module named 'utlis'\n")
+    assert found["causes"][0]["fix"].startswith("Did you mean utils? ")
+
+
+def test_a_rank_that_lost_its_own_worker(capsys, run):
+    frame = '  File "/usr/lib/python3.11/multiprocessing/connection.py", line 395, in _recv'
+    texts = ["Traceback (most recent call last):", frame, "ConnectionResetError: [Errno 104] reset"]
+    log = "".join(f"2026-11-21T02:00:00.000Z [rank 1] {text}\n" for text in texts)
+    reason = "rank 1 exited with code 1"
+    _, found = run(capsys, reason=reason, log=log, node_0=ended(1, reason))
+    assert found["causes"][0]["cause"] == "remote_peer_died"
+
+
+def test_each_proof_of_chained_exceptions_is_shown_once(capsys, run):
+    begin, frame = "Traceback (most recent call last):", '  File "/job/a.py", line 4, in <module>'
+    between = "The above exception was the direct cause of the following exception:"
+    texts = [begin, frame, "    int(x)", "ValueError: invalid literal for int() with base 10: '1a'"]
+    texts += ["", between, "", begin, frame, "    f(x)", "RuntimeError: no model", "dim: 12a"]
+    log = "".join(f"2026-11-21T02:00:00.000Z [rank 0] {text}\n" for text in texts)
+    _, found = run(capsys, log=log)
+    assert [proof["line"] for proof in found["causes"][0]["evidence"]] == [4, 11]
+
+
+def test_without_a_cause_the_last_lines_of_the_rank_that_failed_are_named(capsys, run):
+    reason = "rank 1 exited with code 3"
+    run(capsys, reason=reason, node_0=ended(3, reason))
+    cli.main(["diagnose", "one"])
+    assert "deploykit logs one -n 50 --rank 1\n" in capsys.readouterr().out
+
+
 @pytest.fixture
 def run(monkeypatch):
     """Makes a run with a state, a log and records, and gives the code and JSON of its diagnosis."""

@@ -57,7 +57,7 @@ def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
         backend="sagemaker",
         target=region(options) or "",
         run=run,
-        text=json.dumps(rendered, indent=2) + "\n",
+        text=json.dumps(rendered, indent=2, ensure_ascii=False) + "\n",
         language="json",
         job=job,
         options=options,

@@ -146,7 +146,8 @@ _NUMBER = r"[+-]?(?:\d{1,30}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][+-]?\d{1,4})?|[+-
 _END = r"(?![\w:/]|[.,-]\d)"
 """After a number that is not part of a time, a version, a fraction or a size."""
 _PAIR = re.compile(
-    r"(?:(?<![\w./@-])(?P<word>[A-Za-z][\w@/.-]{0,80}(?:[ ][A-Za-z][\w@]{0,30})?)"
+    r"(?:(?<![\w./@-])(?![\w./-]{1,80}\.py:\d|(?<=:)\w{1,80}:\d+ - )"  # a line of the source
+    r"(?P<word>[A-Za-z][\w@/.-]{0,80}(?:[ ][A-Za-z][\w@]{0,30})?)"
     r"|'(?P<single>[^'=:]{1,80})'|\"(?P<double>[^\"=:]{1,80})\")"
     rf"\s{{0,3}}[=:]\s{{0,6}}(?:'|\"|\[|\()?(?P<value>{_NUMBER}){_END}"
 )
@@ -375,7 +376,7 @@ class LogReader:
     def _begin(self, attempt: int) -> None:
         """Forget what the attempt before, or another rank, has shown."""
         self._attempt = attempt
-        self._counter = _Counter(self._known)
+        self._counter = _Counter(self._known, self._counter.first)
         self.bars.clear()
         self._paces.clear()
         self.step = self.epoch = None
@@ -437,12 +438,12 @@ def _key(bar: Reading) -> str:
 class _Counter:
     """Turns steps within an epoch into steps of the run, in one attempt."""
 
-    def __init__(self, epochs: int | None) -> None:
+    def __init__(self, epochs: int | None, first: float | None = None) -> None:
         self._epoch: float | None = None
         """As the program counts."""
         self._epochs = epochs
-        self._first: float | None = None
-        """The first epoch that was named: programs begin with 0 or 1."""
+        self.first = first
+        """The first epoch that was named, by any attempt: programs begin with 0 or 1."""
         self._last: dict[str, tuple[int, int]] = {}
         """The last step of each kind of line, and the steps before it began anew."""
         self._whole = False
@@ -453,7 +454,7 @@ class _Counter:
         before = self._epoch
         if reading.epoch is not None and math.isfinite(reading.epoch):
             self._epoch = float(reading.epoch)
-            self._first = min(self._epoch, self._epoch if self._first is None else self._first)
+            self.first = min(self._epoch, self._epoch if self.first is None else self.first)
         self._epochs = reading.epochs or self._epochs
         reading = reading._replace(epoch=self._counted(), epochs=self._epochs)
         if reading.step is None:
@@ -466,7 +467,7 @@ class _Counter:
         """The epoch, counted from 1; a fraction, as of the Hugging Face Trainer, as it is."""
         if self._epoch is None or not self._epoch.is_integer():
             return self._epoch
-        return self._epoch + 1 if self._first == 0 else self._epoch
+        return self._epoch + 1 if self.first == 0 else self._epoch
 
     def _in_epoch(self, reading: Reading, before: float | None) -> Reading:
         step, total = reading.step or 0, reading.total or 0
@@ -474,7 +475,7 @@ class _Counter:
         self._last[reading.format] = step, 0
         if self._epoch is None:
             return reading
-        done = int(self._epoch) - (1 if self._first else 0)
+        done = int(self._epoch) - (1 if self.first else 0)
         if before is not None and self._epoch > before and reading.title is None:
             self._whole = self._whole or (last < step and self._is_due(step, total, done))
         if self._whole:

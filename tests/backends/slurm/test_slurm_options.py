@@ -121,6 +121,7 @@ def test_the_script_says_what_is_copied_where():
     assert "export DEPLOYKIT_STAGE=" in text
     assert "DEPLOYKIT_DATA_TRAIN" not in text
     assert script(data("/data/x\n# y", "node")).count("\n# y") == 0
+    assert '# train: each node copies "/data/Prüfung" to' in script(data("/data/Prüfung", "node"))
 
 
 def test_a_container_needs_a_folder_of_the_node():

@@ -147,6 +147,9 @@ LINES = {
         *(1, None),
         {"loss": 8.1, "tps": 100},
     ),
+    "12:00 | INFO | __main__:main:7 - step 2 loss: 0.5": (2, None, {"loss": 0.5}),
+    "[src/train.py:42] step 2 loss=0.5": (2, None, {"loss": 0.5}),
+    "step 2 train:loss:0.5 - lr=1": (2, None, {"loss": 0.5, "lr": 1}),
     "step 3 loss nan": (3, None, {"loss": "nan"}),
     "test accuracy 0.9 (360 images)": (None, None, {"test_accuracy": 0.9}),
 }
@@ -235,6 +238,13 @@ def test_a_restart_begins_anew_and_its_points_have_its_number():
     points = list(reader.feed(said))
     assert [(one.attempt, one.step) for one in points] == [(0, 1), (0, 60), (1, 51)]
     assert reader.step.reading.step == 51
+
+
+def test_epochs_from_0_are_counted_so_after_a_restart_too():
+    reader = LogReader()
+    texts = ["epoch 0 loss 3", "epoch 1 loss 2"], ["epoch 1 loss 2", "epoch 2 loss 1"]
+    said = [*plain(*texts[0]), LogLine("restart 1: it was preempted", node=0), *plain(*texts[1])]
+    assert [point.epoch for point in reader.feed(said)] == [1, 2, 2, 3]
 
 
 def test_patterns_of_the_job_file_come_first():
