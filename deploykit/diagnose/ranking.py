@@ -263,10 +263,9 @@ class Diagnosis:
         elif len(cause.evidence) < SHOWN:
             evidence = self._evidence(cause.rule, log, line, raw)
             known = {(proof.file, proof.line, proof.text) for proof in cause.evidence}
-            is_new = (evidence.file, evidence.line, evidence.text) not in known
-            cause.evidence += (
-                [evidence] if is_new else []
-            )  # a line is read again with the next ones
+            # a line is read again with the next ones
+            if (evidence.file, evidence.line, evidence.text) not in known:
+                cause.evidence.append(evidence)
         del cause.evidence[SHOWN:]
         if firm:
             cause.firm.add(log.number)
