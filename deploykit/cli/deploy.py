@@ -31,6 +31,7 @@ from deploykit.cli import arguments, endpoint, export, output
 from deploykit.cli.progress_bar import watching
 from deploykit.job.decode import SIZE
 from deploykit.job.file import Option
+from deploykit.job.spelling import did_you_mean
 from deploykit.lib import shell
 from deploykit.lib.errors import NotFound, UsageError
 from deploykit.run import deployments, fetch, registry
@@ -229,8 +230,18 @@ def package_of(args: argparse.Namespace, *, write: bool) -> tuple[Path, str]:
 
 
 def _is_folder(model: str | None) -> bool:
-    """Whether a folder is meant, and not the run whose files `fetch` has copied to it."""
-    return bool(model) and Path(str(model)).is_dir() and not fetch.is_target(Path(str(model)))
+    """Whether a folder is meant, and not the run whose files `fetch` has copied to it.
+
+    Raises NotFound for a path without a folder.
+    """
+    folder = Path(model or "")
+    if model and "/" in model and not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "does not exist"
+        packages = (str(each.parent) for each in folder.parent.glob(f"*/{run_export.MANIFEST}"))
+        near = did_you_mean(str(folder), packages)
+        hint = near or "expected a run, or a package made by `deploykit export RUN --to FOLDER`"
+        raise NotFound(f"{model} {what}", hint=hint)
+    return bool(model) and folder.is_dir() and not fetch.is_target(folder)
 
 
 def _deploy(args: argparse.Namespace) -> int:
