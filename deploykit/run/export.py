@@ -26,6 +26,7 @@ from pathlib import Path, PurePosixPath
 from deploykit.bundle import archive as bundle
 from deploykit.bundle import node_plane
 from deploykit.job import environments
+from deploykit.job.decode import read_json
 from deploykit.job.model import Environment
 from deploykit.lib import paths, render, shell
 from deploykit.lib.errors import CannotPackage, NotFound, UsageError
@@ -386,7 +387,7 @@ def _write_inference(export: Export, package: Path) -> None:
     own = [code / INFERENCE, code / _path(export.row) / INFERENCE]
     chosen = export.inference or next(filter(Path.is_file, own), None)
     needs = []
-    if chosen is None and (package / _PRETRAINED).is_file():
+    if chosen is None and _library(package) == "transformers":
         chosen = paths.shipped("templates") / "inference_transformers.py"
         needs = ["transformers", "safetensors"]
     elif chosen is None and export.checkpoint.kind == "trainer":
@@ -404,6 +405,18 @@ def _write_inference(export: Export, package: Path) -> None:
     listed = {re.split(r"[^\w-]", line, maxsplit=1)[0].lower() for line in lines}
     lines += [name for name in needs if name not in listed]
     requirements.write_text("".join(f"{line}\n" for line in lines))
+
+
+def _library(package: Path) -> str:
+    """The library that reads the weights, as far as `config.json` says; empty if it does not."""
+    try:
+        config = read_json(package / _PRETRAINED)
+    except FileNotFoundError:
+        return "pytorch"
+    except (OSError, ValueError):
+        return ""
+    known = isinstance(config, dict) and {"model_type", "transformers_version"} & config.keys()
+    return "transformers" if known else ""
 
 
 def _loaded(export: Export, package: Path, scratch: Path) -> dict[str, str]:
@@ -451,7 +464,7 @@ def _write_card(export: Export, package: Path, versions: Mapping[str, str]) -> N
     described = package / "model.json"
     text = render.markdown(
         "package/README.md.j2",
-        library="transformers" if (package / _PRETRAINED).is_file() else "pytorch",
+        library=_library(package),
         version=__version__,
         run=row.run,
         backend=row.backend,
