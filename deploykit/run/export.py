@@ -398,6 +398,8 @@ def _write_inference(export: Export, package: Path) -> None:
             f"{export.row.run} has no {INFERENCE} to load {export.checkpoint.label}",
             hint=_NO_INFERENCE,
         )
+    if own[1] != own[0] and chosen in (own[1], export.inference):  # its neighbours come first
+        shutil.copytree(own[1].parent, code, dirs_exist_ok=True)
     if chosen != code / INFERENCE:
         shutil.copyfile(chosen, code / INFERENCE)
     requirements = code / "requirements.txt"
