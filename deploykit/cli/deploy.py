@@ -223,6 +223,8 @@ def package_of(args: argparse.Namespace, *, write: bool) -> tuple[Path, str]:
     prepared = run_export.in_run_folder(
         row, checkpoint=args.checkpoint, inference=args.inference, python=args.python
     )
+    if prepared.inference and not args.inference:
+        output.note("using the inference.py of the last deploy; --inference FILE chooses another")
     if write:
         with watching():
             prepared.write_once()

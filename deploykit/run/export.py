@@ -269,16 +269,20 @@ class Export:
                 _rename(package, target)
 
     def write_once(self) -> None:
-        """As `write`, unless the package is there, or another command writes it meanwhile."""
+        """As `write`, unless the package is there, or another command writes it meanwhile.
+
+        Its own `inference.py` is that of the next package, too.
+        """
         target = Path(self.to)
-        if target.exists():
-            return
         paths.private_folder(target.parent)
-        try:
-            self.write()
-        except UsageError:
-            if not target.exists():
-                raise
+        if not target.exists():
+            try:
+                self.write()
+            except UsageError:
+                if not target.exists():
+                    raise
+        if self.inference is not None:
+            paths.write(target.with_name(INFERENCE), self.inference.read_bytes())
 
 
 def prepare(
@@ -310,9 +314,12 @@ def in_run_folder(
 ) -> Export:
     """As `prepare`, for the package of a checkpoint that `deploy` keeps in the run folder.
 
-    A checkpoint that has changed, or another `inference.py`, is another package.
+    A checkpoint that has changed, or another `inference.py`, is another package. Without
+    `inference`, it is the one that the last package was given, if any.
     """
     folder = Path(row.folder, PACKAGES)
+    if inference is None and (folder / INFERENCE).is_file():
+        inference = folder / INFERENCE
     unused = str(folder.with_name(f"{PACKAGES}-new"))
     export = prepare(row, unused, checkpoint=checkpoint, python=python, inference=inference)
     name = export.checkpoint.label.replace("/", "-").lstrip(".")
