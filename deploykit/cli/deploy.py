@@ -32,7 +32,7 @@ from deploykit.cli.progress_bar import watching
 from deploykit.job.decode import SIZE
 from deploykit.job.file import Option
 from deploykit.job.spelling import did_you_mean
-from deploykit.lib import shell
+from deploykit.lib import paths, shell
 from deploykit.lib.errors import NotFound, UsageError
 from deploykit.run import deployments, fetch, registry
 from deploykit.run import export as run_export
@@ -193,6 +193,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         output.emit({"package": str(package), "command": argv})
     else:
+        if not package.exists():
+            output.note("would package the model first")
         output.say(shell.command(*argv))
     return 0
 
@@ -237,8 +239,9 @@ def _is_folder(model: str | None) -> bool:
     Raises NotFound for a path without a folder.
     """
     folder = Path(model or "")
-    if model and "/" in model and not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "does not exist"
+    if model and ("/" in model or model.endswith(".tar.gz")) and not folder.is_dir():
+        elsewhere = folder.exists() or paths.is_address(model)
+        what = "is not a folder on this machine" if elsewhere else "does not exist"
         packages = (str(each.parent) for each in folder.parent.glob(f"*/{run_export.MANIFEST}"))
         near = did_you_mean(str(folder), packages)
         hint = near or "expected a run, or a package made by `deploykit export RUN --to FOLDER`"

@@ -84,7 +84,10 @@ def test_names_find_runs():
     [
         ("deploy ./modle", "./modle does not exist\n  did you mean 'model'?"),
         ("register ./typo", "./typo does not exist\n  expected a run, or a package made by"),
-        ("deploy ./file -b sagemaker", "./file is not a folder\n"),
+        ("deploy ./file -b sagemaker", "./file is not a folder on this machine\n"),
+        ("deploy model.tar.gz", "model.tar.gz does not exist\n  expected a run, or a package"),
+        ("register s3://bucket/a", "s3://bucket/a is not a folder on this machine\n"),
+        ("export file", "no run matches 'file'\n  expected the name of a run, not a path"),
         ("evaluate ./typo", "no run matches './typo'\n  expected the name of a run, not a path"),
         ("evaluate folder", "no run matches 'folder'\n  expected the name of a run, not a path"),
         ("evaluate model", "model is a package, not a run\n  evaluate its run: deploykit evaluate"),
