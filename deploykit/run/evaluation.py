@@ -171,7 +171,7 @@ def _refuse_unread(
     for option in options:
         if not re.search(option.strip("-").replace("-", "[-_]").encode(), text):
             raise UsageError(
-                f"{program} does not read {option}",
+                f"{PurePosixPath(program).name} does not read {option}",
                 hint=f"let it parse {option}, or pass its own arguments after `--`",
             )
 

@@ -162,7 +162,12 @@ def _step(row: Run, listing: Listing, steps: Sequence[int], wanted: str | None) 
 
 def _no_step(row: Run, wanted: str, steps: Sequence[int] | Mapping[int, object]) -> NotFound:
     known = ", ".join(map(str, sorted(steps)))
-    return NotFound(f"{row.run} has no checkpoint {wanted}", hint=f"checkpoints: {known or 'none'}")
+    hint = (
+        f"checkpoints: {known}"
+        if known
+        else "no checkpoint has a step in its name; omit --checkpoint"
+    )
+    return NotFound(f"{row.run} has no checkpoint {wanted}", hint=hint)
 
 
 def _below(listing: Listing, part: str, name: str, kind: str) -> Checkpoint:

@@ -22,6 +22,7 @@ import deploykit
 import evaluate
 from deploykit.cli import main as cli
 from deploykit.job.model import State, Status
+from deploykit.lib.errors import NotFound
 from deploykit.run import export, registry
 from tests.aws_server import SECTION
 
@@ -340,6 +341,9 @@ def test_a_log_beside_the_weights_is_not_the_checkpoint(weighed):
     assert export.choose(registry.get("weighed"), None).name == "weights.pt"
     (weighed / "weights.pt").unlink()
     assert export.choose(registry.get("weighed"), None).name == "log.txt"
+    with pytest.raises(NotFound, match="weighed has no checkpoint 7") as caught:
+        export.choose(registry.get("weighed"), "7")
+    assert caught.value.hint == "no checkpoint has a step in its name; omit --checkpoint"
 
 
 def test_of_several_pretrained_folders_the_newest_is_chosen(weighed):
