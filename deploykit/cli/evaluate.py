@@ -77,7 +77,10 @@ def run(args: argparse.Namespace) -> int:
     output.note(f"{new.run}: evaluating {planned.checkpoint.label} of {row.run}")
     command = shell.command("deploykit", "report", row.run)
     output.note(f"  show the results later: {command}")
-    return rerun.shown(new, args)
+    code = rerun.shown(new, args)
+    if args.wait and not args.json and (result := evaluation.result(registry.get(new.run))):
+        output.say(*(f"  {name} {value:.6g}" for name, value in result.numbers.items()))
+    return code
 
 
 def _row(name: str | None) -> Run:

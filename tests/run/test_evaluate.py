@@ -184,7 +184,7 @@ def test_a_script_of_ones_own(own, home):
     assert "error: evaluate.py does not read --split\n  let it parse --split, or pass" in shown
     shown = run(own, "evaluate", "mine", *words, "--set", "data.x=./mine", code=65)
     assert f"data.x: {own / 'mine'} was not found" in shown
-    run(
+    shown = run(
         own,
         "evaluate",
         "mine",
@@ -196,6 +196,7 @@ def test_a_script_of_ones_own(own, home):
         "--",
         "--more",
     )
+    assert "  error 1\n" in shown
     assert result_of(home, "by-hand")["arguments"] == ["--more"]
     found = run_evaluation.newest(registry.get("mine"))
     assert found[0].run == "by-hand"
