@@ -15,6 +15,7 @@ import inspect
 import json
 import os
 import platform
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -28,6 +29,13 @@ PACKAGES = ("torch", "transformers", "safetensors", "numpy", "sklearn")
 """Those whose versions a package records, if `inference.py` imports them."""
 TEXT = ("application/json", "text/csv")
 JSON = "application/json"
+_SHAPES = re.compile(
+    r"\b(shapes?|sizes?|dim(ension)?s?|channels|features|elements|\dD input)\b"
+    r"|index out of range in self"
+)
+"""Words by which torch, numpy and scikit-learn refuse inputs of another shape than a model's."""
+_OF_SHAPES = (RuntimeError, ValueError, IndexError, AssertionError)
+"""Exactly these: torch has classes of its own for errors of CUDA and for too little memory."""
 
 
 class Request(NamedTuple):
@@ -70,8 +78,9 @@ class Handler:
     def answers(
         self, requests: Sequence[Request], alone: Callable[[], object] = lambda: None
     ) -> list[Answer]:
-        """Answer requests, several together; what `input_fn` raises is an error of the client's.
+        """Answer requests, several together.
 
+        What `input_fn` raises is an error of the client's, and so is a wrong shape in `predict_fn`.
         Calls `alone` before it predicts one by one what it could not predict together.
         """
         read = [self._read(request) for request in requests]
@@ -127,7 +136,13 @@ class Handler:
             return self._call(name, *arguments)
         except Exception as error:  # noqa: BLE001 - the code of the package
             traceback.print_exc()
-            return Answer(500, _sentence(error))
+            is_client = name == "predict_fn" and is_of_shape(error)
+            return Answer(400 if is_client else 500, _sentence(error))
+
+
+def is_of_shape(error: Exception) -> bool:
+    """Return True if a model refuses the shape of its inputs."""
+    return type(error) in _OF_SHAPES and _SHAPES.search(str(error)) is not None
 
 
 def _sentence(error: Exception) -> bytes:

@@ -47,6 +47,8 @@ def predict_fn(data, folder, context):
         time.sleep(0.8)
     if data == "raise":
         raise RuntimeError("of the model")
+    if data == [[1, 2, 3]]:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied (1x3 and 4x2)")
     if isinstance(data, list):
         return len(data)
     return [os.getpid(), os.environ.get("DEPLOYKIT_DEVICE", ""), data]
@@ -152,6 +154,8 @@ def test_requests_answers_and_a_clean_end(serve):
     assert server.post(b"{")[0] == 400
     assert server.post({}, "text/csv") == (400, {"error": "ValueError: not text/csv"})
     assert server.post("raise") == (500, {"error": "RuntimeError: of the model"})
+    status, answer = server.post([[1, 2, 3]])  # the shape of the client's input
+    assert (status, "mat1 and mat2 shapes cannot be multiplied" in answer["error"]) == (400, True)
     assert server.request("GET", "/invocations")[0] == 405
     assert server.request("GET", "/nothing")[0] == 404
     code, errors = server.stop()

@@ -31,7 +31,8 @@ from deploykit.cli import arguments, endpoint, export, output
 from deploykit.cli.progress_bar import watching
 from deploykit.job.decode import SIZE
 from deploykit.job.file import Option
-from deploykit.lib import shell
+from deploykit.job.spelling import did_you_mean
+from deploykit.lib import paths, shell
 from deploykit.lib.errors import NotFound, UsageError
 from deploykit.run import deployments, fetch, registry
 from deploykit.run import export as run_export
@@ -192,6 +193,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         output.emit({"package": str(package), "command": argv})
     else:
+        if not package.exists():
+            output.note("would package the model first")
         output.say(shell.command(*argv))
     return 0
 
@@ -222,6 +225,8 @@ def package_of(args: argparse.Namespace, *, write: bool) -> tuple[Path, str]:
     prepared = run_export.in_run_folder(
         row, checkpoint=args.checkpoint, inference=args.inference, python=args.python
     )
+    if prepared.inference and not args.inference:
+        output.note("using the inference.py of the last deploy; --inference FILE chooses another")
     if write:
         with watching():
             prepared.write_once()
@@ -229,8 +234,19 @@ def package_of(args: argparse.Namespace, *, write: bool) -> tuple[Path, str]:
 
 
 def _is_folder(model: str | None) -> bool:
-    """Whether a folder is meant, and not the run whose files `fetch` has copied to it."""
-    return bool(model) and Path(str(model)).is_dir() and not fetch.is_target(Path(str(model)))
+    """Whether a folder is meant, and not the run whose files `fetch` has copied to it.
+
+    Raises NotFound for a path without a folder.
+    """
+    folder = Path(model or "")
+    if model and ("/" in model or model.endswith(".tar.gz")) and not folder.is_dir():
+        elsewhere = folder.exists() or paths.is_address(model)
+        what = "is not a folder on this machine" if elsewhere else "does not exist"
+        packages = (str(each.parent) for each in folder.parent.glob(f"*/{run_export.MANIFEST}"))
+        near = did_you_mean(str(folder), packages)
+        hint = near or "expected a run, or a package made by `deploykit export RUN --to FOLDER`"
+        raise NotFound(f"{model} {what}", hint=hint)
+    return bool(model) and folder.is_dir() and not fetch.is_target(folder)
 
 
 def _deploy(args: argparse.Namespace) -> int:

@@ -350,7 +350,8 @@ def _scale(args: argparse.Namespace) -> int:
 def _rollback(args: argparse.Namespace) -> int:
     row = _one(args)
     chosen, plan = deployments.plan_rollback(row, args.to)
-    output.note(f"{row.name}: to {chosen.config}, with the model of {chosen.run}", plan.cost)
+    change = f"from {row.config} to {chosen.config}, with the model of {chosen.run}"
+    output.note(f"{row.name}: {change}", plan.cost)
     row = deployments.rollback(row, chosen.config)
     if args.json:
         output.emit(data(row))

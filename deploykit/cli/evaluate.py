@@ -21,7 +21,10 @@ from pathlib import Path
 from deploykit.cli import export, output, rerun, submit
 from deploykit.cli.progress_bar import watching
 from deploykit.lib import shell
-from deploykit.run import evaluation, registry
+from deploykit.lib.errors import NotFound
+from deploykit.run import deployments, evaluation, registry
+from deploykit.run.export import MANIFEST
+from deploykit.run.registry import Run
 
 SHARED = ("run", "set", "again", "sending")
 
@@ -49,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Submit the evaluation, or print its plan; with --wait, return its exit code."""
-    row = registry.get(args.run)
+    row = _row(args.run)
     with (
         watching(),
         evaluation.prepare(
@@ -74,4 +77,18 @@ def run(args: argparse.Namespace) -> int:
     output.note(f"{new.run}: evaluating {planned.checkpoint.label} of {row.run}")
     command = shell.command("deploykit", "report", row.run)
     output.note(f"  show the results later: {command}")
-    return rerun.shown(new, args)
+    code = rerun.shown(new, args)
+    if args.wait and not args.json and (result := evaluation.result(registry.get(new.run))):
+        output.say(*(f"  {name} {value:.6g}" for name, value in result.numbers.items()))
+    return code
+
+
+def _row(name: str | None) -> Run:
+    try:
+        return registry.get(name)
+    except NotFound:
+        if not Path(name or "", MANIFEST).is_file():
+            raise
+        made, _ = deployments.origin(Path(str(name)))
+        hint = f"evaluate its run: {shell.command('deploykit', 'evaluate', made)}"
+        raise NotFound(f"{name} is a package, not a run", hint=hint) from None

@@ -583,7 +583,7 @@ def check_together(job: JobSpec) -> Iterator[Problem]:
         return
     program = entry.script or entry.module
     message = f"{program} does not look distributed: each of the {ranks} ranks"
-    message += " would train its own model on all the data"
+    message += " would process all the data with its own model"
     one = "processes_per_node" if job.resources.processes_per_node else "gpus_per_node"
     keys = [("nodes", job.resources.nodes), (one, job.resources.processes)]
     to_train_once = ", ".join(f"{key}: 1" for key, value in keys if value > 1)

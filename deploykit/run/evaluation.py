@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import re
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -21,7 +22,7 @@ from deploykit.job.decode import from_json, read_record
 from deploykit.job.file import Overrides
 from deploykit.job.model import State
 from deploykit.lib import paths
-from deploykit.lib.errors import DeploykitError, NotFound
+from deploykit.lib.errors import DeploykitError, NotFound, UsageError
 from deploykit.observe import evaluation
 from deploykit.observe.evaluation import Evaluation
 from deploykit.run import export, fetch, lifecycle, model_channel, registry, rerun
@@ -110,6 +111,8 @@ def prepare(  # noqa: PLR0913 - the command's options
     channel = model_channel.of_checkpoint(row, chosen, backend or row.backend, fetch=fetch_first)
     words = ["--split", split] if split else []
     words += ["--slice-by", slice_by] if slice_by else []
+    if words:
+        _refuse_unread(words[::2], row, program, files)
     task = _task(entry.get("args") or ())
     if task and not script and chosen.kind == "trainer":
         words += ["--task", task]
@@ -153,6 +156,24 @@ def _program(
         f"an {SCRIPT} that loads the model from {variable} and writes its results to "
         f"{evaluation.NAME} in DEPLOYKIT_OUTPUT_DIR, and pass it with --script {SCRIPT}",
     )
+
+
+def _refuse_unread(
+    options: Sequence[str], row: Run, program: str, files: Mapping[str, Path]
+) -> None:
+    """Raise UsageError for an option that the text of a program does not mention."""
+    if program in files:
+        text = files[program].read_bytes()
+    else:
+        with tarfile.open(rerun.kept_source(row)) as archive:
+            file = archive.extractfile(program)
+            text = file.read() if file else b""
+    for option in options:
+        if not re.search(option.strip("-").replace("-", "[-_]").encode(), text):
+            raise UsageError(
+                f"{PurePosixPath(program).name} does not read {option}",
+                hint=f"let it parse {option}, or pass its own arguments after `--`",
+            )
 
 
 def _task(arguments: Sequence[str]) -> str | None:

@@ -26,6 +26,7 @@ from pathlib import Path, PurePosixPath
 from deploykit.bundle import archive as bundle
 from deploykit.bundle import node_plane
 from deploykit.job import environments
+from deploykit.job.decode import read_json
 from deploykit.job.model import Environment
 from deploykit.lib import paths, render, shell
 from deploykit.lib.errors import CannotPackage, NotFound, UsageError
@@ -161,7 +162,12 @@ def _step(row: Run, listing: Listing, steps: Sequence[int], wanted: str | None) 
 
 def _no_step(row: Run, wanted: str, steps: Sequence[int] | Mapping[int, object]) -> NotFound:
     known = ", ".join(map(str, sorted(steps)))
-    return NotFound(f"{row.run} has no checkpoint {wanted}", hint=f"checkpoints: {known or 'none'}")
+    hint = (
+        f"checkpoints: {known}"
+        if known
+        else "no checkpoint has a step in its name; omit --checkpoint"
+    )
+    return NotFound(f"{row.run} has no checkpoint {wanted}", hint=hint)
 
 
 def _below(listing: Listing, part: str, name: str, kind: str) -> Checkpoint:
@@ -268,16 +274,20 @@ class Export:
                 _rename(package, target)
 
     def write_once(self) -> None:
-        """As `write`, unless the package is there, or another command writes it meanwhile."""
+        """As `write`, unless the package is there, or another command writes it meanwhile.
+
+        Its own `inference.py` is that of the next package, too.
+        """
         target = Path(self.to)
-        if target.exists():
-            return
         paths.private_folder(target.parent)
-        try:
-            self.write()
-        except UsageError:
-            if not target.exists():
-                raise
+        if not target.exists():
+            try:
+                self.write()
+            except UsageError:
+                if not target.exists():
+                    raise
+        if self.inference is not None:
+            paths.write(target.with_name(INFERENCE), self.inference.read_bytes())
 
 
 def prepare(
@@ -309,9 +319,12 @@ def in_run_folder(
 ) -> Export:
     """As `prepare`, for the package of a checkpoint that `deploy` keeps in the run folder.
 
-    A checkpoint that has changed, or another `inference.py`, is another package.
+    A checkpoint that has changed, or another `inference.py`, is another package. Without
+    `inference`, it is the one that the last package was given, if any.
     """
     folder = Path(row.folder, PACKAGES)
+    if inference is None and (folder / INFERENCE).is_file():
+        inference = folder / INFERENCE
     unused = str(folder.with_name(f"{PACKAGES}-new"))
     export = prepare(row, unused, checkpoint=checkpoint, python=python, inference=inference)
     name = export.checkpoint.label.replace("/", "-").lstrip(".")
@@ -386,7 +399,7 @@ def _write_inference(export: Export, package: Path) -> None:
     own = [code / INFERENCE, code / _path(export.row) / INFERENCE]
     chosen = export.inference or next(filter(Path.is_file, own), None)
     needs = []
-    if chosen is None and (package / _PRETRAINED).is_file():
+    if chosen is None and _library(package) == "transformers":
         chosen = paths.shipped("templates") / "inference_transformers.py"
         needs = ["transformers", "safetensors"]
     elif chosen is None and export.checkpoint.kind == "trainer":
@@ -397,6 +410,8 @@ def _write_inference(export: Export, package: Path) -> None:
             f"{export.row.run} has no {INFERENCE} to load {export.checkpoint.label}",
             hint=_NO_INFERENCE,
         )
+    if own[1] != own[0] and chosen in (own[1], export.inference):  # its neighbours come first
+        shutil.copytree(own[1].parent, code, dirs_exist_ok=True)
     if chosen != code / INFERENCE:
         shutil.copyfile(chosen, code / INFERENCE)
     requirements = code / "requirements.txt"
@@ -404,6 +419,18 @@ def _write_inference(export: Export, package: Path) -> None:
     listed = {re.split(r"[^\w-]", line, maxsplit=1)[0].lower() for line in lines}
     lines += [name for name in needs if name not in listed]
     requirements.write_text("".join(f"{line}\n" for line in lines))
+
+
+def _library(package: Path) -> str:
+    """The library that reads the weights, as far as `config.json` says; empty if it does not."""
+    try:
+        config = read_json(package / _PRETRAINED)
+    except FileNotFoundError:
+        return "pytorch"
+    except (OSError, ValueError):
+        return ""
+    known = isinstance(config, dict) and {"model_type", "transformers_version"} & config.keys()
+    return "transformers" if known else ""
 
 
 def _loaded(export: Export, package: Path, scratch: Path) -> dict[str, str]:
@@ -451,7 +478,7 @@ def _write_card(export: Export, package: Path, versions: Mapping[str, str]) -> N
     described = package / "model.json"
     text = render.markdown(
         "package/README.md.j2",
-        library="transformers" if (package / _PRETRAINED).is_file() else "pytorch",
+        library=_library(package),
         version=__version__,
         run=row.run,
         backend=row.backend,

@@ -252,6 +252,8 @@ def get(name: str | None) -> Run:
     message = f"no run matches {name!r}" if name else "no runs yet"
     near = did_you_mean(name, (row.run for row in select(limit=_TRIED))) if name else None
     shown = "`deploykit list` shows all runs; `deploykit submit` starts one"
+    if name and ("/" in name or Path(name).exists()):
+        shown = "expected the name of a run, not a path; `deploykit list` shows all runs"
     raise NotFound(message, hint=near or shown)
 
 

@@ -20,6 +20,7 @@ from deploykit.backends import base
 from deploykit.bundle import archive as bundle
 from deploykit.bundle import node_plane
 from deploykit.job import environments
+from deploykit.job import file as jobfile
 from deploykit.job.decode import read_json
 from deploykit.job.file import Overrides
 from deploykit.job.model import Plan, State
@@ -69,7 +70,9 @@ def prepare(  # noqa: PLR0913, PLR0917 - as submit
             shutil.copyfile(file, source / path)
         chosen = [*overrides, f"source={json.dumps(str(source))}"]
         try:
-            prepared = lifecycle.prepare(job, chosen, backend or row.backend, run, arguments)
+            # as data, whose locations are absolute: one of `overrides` starts where the user is
+            data, _ = jobfile.parse(job)
+            prepared = lifecycle.prepare(data, chosen, backend or row.backend, run, arguments)
         except JobFileError as error:
             if _is_newer(job, error.problems):
                 what = f"{row.run} was created by a newer deploykit than this one ({__version__})"

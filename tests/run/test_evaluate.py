@@ -179,7 +179,12 @@ def test_a_script_of_ones_own(own, home):
     assert "error: the source of mine has no evaluate.py to evaluate last.pt" in shown
     assert "DEPLOYKIT_DATA_EVALUATED" in shown
     (own / "evaluate.py").write_text(OWN_EVALUATE)
-    run(
+    words = ("--script", "evaluate.py", "--dry-run")
+    shown = run(own, "evaluate", "mine", *words, "--split", "test", code=64)
+    assert "error: evaluate.py does not read --split\n  let it parse --split, or pass" in shown
+    shown = run(own, "evaluate", "mine", *words, "--set", "data.x=./mine", code=65)
+    assert f"data.x: {own / 'mine'} was not found" in shown
+    shown = run(
         own,
         "evaluate",
         "mine",
@@ -191,6 +196,7 @@ def test_a_script_of_ones_own(own, home):
         "--",
         "--more",
     )
+    assert "  error 1\n" in shown
     assert result_of(home, "by-hand")["arguments"] == ["--more"]
     found = run_evaluation.newest(registry.get("mine"))
     assert found[0].run == "by-hand"

@@ -22,6 +22,7 @@ import deploykit
 import evaluate
 from deploykit.cli import main as cli
 from deploykit.job.model import State, Status
+from deploykit.lib.errors import NotFound
 from deploykit.run import export, registry
 from tests.aws_server import SECTION
 
@@ -340,6 +341,9 @@ def test_a_log_beside_the_weights_is_not_the_checkpoint(weighed):
     assert export.choose(registry.get("weighed"), None).name == "weights.pt"
     (weighed / "weights.pt").unlink()
     assert export.choose(registry.get("weighed"), None).name == "log.txt"
+    with pytest.raises(NotFound, match="weighed has no checkpoint 7") as caught:
+        export.choose(registry.get("weighed"), "7")
+    assert caught.value.hint == "no checkpoint has a step in its name; omit --checkpoint"
 
 
 def test_of_several_pretrained_folders_the_newest_is_chosen(weighed):
@@ -373,8 +377,9 @@ def test_a_run_is_served_as_it_is_now(weighed):
     assert answer("times10.py") == 60
     torch.save(torch.tensor(5.0), weighed / "weights.pt")
     assert answer("times1.py") == 10
-    run(weighed, "deploy", "weighed", code=72)  # its source has no inference.py
-    assert len(list((weighed.parent / export.PACKAGES).iterdir())) == 3
+    with served("weighed") as url:  # its source has no inference.py: that of the last deploy
+        assert ask(url, b'{"inputs": 2}') == 10
+    assert len([*(weighed.parent / export.PACKAGES).glob("weights.pt-*")]) == 3
 
 
 def test_two_deploys_of_a_run_at_once_make_one_package(weighed, monkeypatch):
@@ -391,7 +396,37 @@ def test_two_deploys_of_a_run_at_once_make_one_package(weighed, monkeypatch):
 
     monkeypatch.setattr(export, "_build", slower)
     second.write_once()
-    assert [str(each) for each in (weighed.parent / export.PACKAGES).iterdir()] == [first.to]
+    assert [*map(str, (weighed.parent / export.PACKAGES).glob("weights.pt-*"))] == [first.to]
+    again = export.in_run_folder(row, checkpoint=None, python=None, inference=None)
+    assert (again.to, again.inference.read_text()) == (first.to, own.read_text())
+
+
+def test_an_inference_py_in_a_subfolder_has_its_neighbours(tmp_path):
+    code = tmp_path / "package/code"
+    for name in ("train.py", "inference.py", "network.py"):
+        (code / "src").mkdir(parents=True, exist_ok=True)
+        (code / "src" / name).write_text(name)
+    (tmp_path / "job.json").write_text('{"entrypoint": {"script": "src/train.py"}}')
+    row = registry.Run("a", "a", "local", "here", str(tmp_path), "", "", None, 1.0, "")
+    chosen = export.Checkpoint("last.pt", "checkpoints", (), here=True, kind="own")
+    export._write_inference(export.Export(row, chosen, "model", sys.executable), code.parent)
+    assert (code / "inference.py").read_text() == "inference.py"
+    assert (code / "network.py").read_text() == "network.py"
+
+
+@pytest.mark.parametrize(
+    ("config", "library"),
+    [
+        (None, "pytorch"),
+        ('{"model_type": "llama"}', "transformers"),
+        ('{"hidden": 32}', ""),
+        ("[", ""),
+    ],
+)
+def test_the_card_names_transformers_only_if_the_config_does(tmp_path, config, library):
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    assert export._library(tmp_path) == library
 
 
 def test_the_card_names_the_source_of_staged_data(place, tmp_path):

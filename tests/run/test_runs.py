@@ -10,10 +10,12 @@ from datetime import UTC, datetime
 
 import pytest
 
+from deploykit.cli import main as cli
 from deploykit.job.model import State, Status
 from deploykit.lib import paths
 from deploykit.lib.errors import CannotWrite, DeploykitError, NotFound
 from deploykit.run import registry
+from tests.model_package import package
 
 
 def row(name, created=1.0):
@@ -75,6 +77,29 @@ def test_names_find_runs():
     with pytest.raises(NotFound, match="no run matches 'digist-large'") as caught:
         registry.get("digist-large")
     assert caught.value.hint == "did you mean 'digits-large'?"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("deploy ./modle", "./modle does not exist\n  did you mean 'model'?"),
+        ("register ./typo", "./typo does not exist\n  expected a run, or a package made by"),
+        ("deploy ./file -b sagemaker", "./file is not a folder on this machine\n"),
+        ("deploy model.tar.gz", "model.tar.gz does not exist\n  expected a run, or a package"),
+        ("register s3://bucket/a", "s3://bucket/a is not a folder on this machine\n"),
+        ("export file", "no run matches 'file'\n  expected the name of a run, not a path"),
+        ("evaluate ./typo", "no run matches './typo'\n  expected the name of a run, not a path"),
+        ("evaluate folder", "no run matches 'folder'\n  expected the name of a run, not a path"),
+        ("evaluate model", "model is a package, not a run\n  evaluate its run: deploykit evaluate"),
+    ],
+)
+def test_a_path_where_a_run_is_expected(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    package(tmp_path / "model", "exp-1")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    assert cli.main(words.split()) == NotFound.exit_code
+    assert f"error: {message}" in capsys.readouterr().err
 
 
 def test_no_runs_yet_creates_no_file():

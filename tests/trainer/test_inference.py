@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import handler
 import inference
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
@@ -70,3 +71,24 @@ def test_a_wrong_structure_is_refused_with_the_right_one(expected, body, message
     expected({"": {"dtype": "float32", "shape": [3]}})
     with pytest.raises(ValueError, match=message):
         inference.input_fn(body, inference.JSON)
+
+
+@pytest.mark.parametrize(
+    ("layer", "inputs", "is_of_shape"),
+    [
+        (nn.Linear(4, 2), torch.zeros(1, 3), True),
+        (nn.Conv2d(1, 2, 3), torch.zeros(1, 3, 8, 8), True),
+        (nn.BatchNorm2d(4), torch.zeros(1, 3), True),
+        (nn.LSTM(4, 3), torch.zeros(1, 1, 3), True),
+        (nn.MultiheadAttention(4, 2), [torch.zeros(1, 1, 3)] * 3, True),
+        (nn.Embedding(4, 2), torch.tensor([9]), True),
+        (torch.Tensor.add_, [torch.zeros(2, 3), torch.zeros(2, 4)], True),
+        (torch.zeros, 10**15, False),  # too little memory
+        (nn.Linear(4, 2).to("meta"), torch.zeros(1, 4), False),  # another device
+        (nn.Linear(4, 2), [], False),
+    ],
+)
+def test_a_model_that_refuses_the_shape_of_its_inputs(layer, inputs, is_of_shape):
+    with pytest.raises((TypeError, *handler._OF_SHAPES)) as caught:
+        layer(*inputs if isinstance(inputs, list) else [inputs])
+    assert handler.is_of_shape(caught.value) == is_of_shape

@@ -141,6 +141,8 @@ class MLflow:
         """The requests that register a model, by their paths; an unknown id or address is null."""
         tags = {_HASH: model.hash, _APPROVAL: model.approval or "pending"}
         tags |= {f"deploykit.{key}": text for key, text in model.facts.items()}
+        evaluated = (one for one in model.metrics.items() if one[0].startswith("evaluation "))
+        tags |= {f"deploykit.{self.clean(name)}": f"{value:.6g}" for name, value in evaluated}
         return {
             "registered-models/create": {"name": model.name},
             "model-versions/create": {

@@ -402,7 +402,7 @@ def test_a_rollback_to_dearer_machines_is_refused_as_deploying_is(aws, deploy):
     assert deployments.get("digits") == cheap
     limit("20 USD")
     shown = deploy(*BACK)
-    assert f"digits: to {dear.config}, with the model of exp-1" in shown
+    assert f"digits: from {cheap.config} to {dear.config}, with the model of exp-1" in shown
     assert "cost: 0.461 USD an hour, 3." in shown
     row = deployments.get("digits")
     assert (row.config, row.given["price"]) == (dear.config, "0.461")

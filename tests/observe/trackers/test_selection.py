@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from deploykit.observe.metrics.points import Point
-from deploykit.observe.trackers.contract import Selection
+from deploykit.observe.trackers import mlflow
+from deploykit.observe.trackers.contract import About, Registration, Selection
 
 
 def due(points, sent=None, *, final=True, clean=str):
@@ -72,3 +75,12 @@ def test_what_was_forgotten_is_gone_and_the_rest_goes_on():
     chosen.forget({"loss": 2})
     chosen.add(points(4))
     assert [one.step for one in chosen.due({}, final=True)] == [3, 4]
+
+
+def test_a_version_in_mlflow_has_the_numbers_of_the_evaluation():
+    tracker = mlflow.make("http://nowhere", About("a", "job", Path(), 1.0, {}, {}), {})
+    metrics = {"loss": 0.1, "evaluation accuracy": 0.75}  # those of the run are in MLflow already
+    model = Registration("m", Path(), "f" * 64, "", {"run": "a"}, metrics)
+    tags = tracker.registration(model)["model-versions/create"]["tags"]
+    assert {"key": "deploykit.evaluation accuracy", "value": "0.75"} in tags
+    assert not any("loss" in tag["key"] for tag in tags)
