@@ -240,7 +240,8 @@ def written_lines(run: Run) -> Iterator[str]:
     if working.count:
         yield from _listed(f"in the working folder, {working.folder}", working)
     if working.count and not record.collects:
-        names = ", ".join(quoting.yaml(path) for path, _ in working.largest[:_NAMED])
+        tops = dict.fromkeys(path.partition("/")[0] for path, _ in working.largest)
+        names = ", ".join(quoting.yaml(top) for top in list(tops)[:_NAMED])
         yield f"to copy them to output, add this to the job file: outputs: [{names}]"
 
 

@@ -150,7 +150,8 @@ def _found(folder: Path, given: Path | None) -> list[Script]:
     if given.is_absolute() or ".." in given.parts:
         raise UsageError(f"{given} is not in this folder", hint="change to its folder first")
     path = given.as_posix()
-    return [one for one in scripts if one.path == path] or [Script(path, 0, distributed=False)]
+    deeper = starter.judge(folder, folder / given) or Script(path, 0, distributed=False)
+    return [one for one in scripts if one.path == path] or [deeper]
 
 
 def _choice(

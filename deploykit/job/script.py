@@ -47,7 +47,6 @@ _DISTRIBUTED = re.compile(
     r"init_process_group|torch\.distributed|DistributedDataParallel|LOCAL_RANK|WORLD_SIZE"
     r"|import (pytorch_)?lightning|from (lightning|accelerate|deepspeed)\b|\bTrainer\("
 )
-_FROM_PACKAGE = re.compile(r"^\s*from \.", re.MULTILINE)
 _NAMES = (
     (re.compile(r"train|fine_?tun", re.IGNORECASE), 4),
     (re.compile(r"main", re.IGNORECASE), 2),
@@ -186,22 +185,25 @@ class Script(NamedTuple):
     """Whether its ranks work together; otherwise each rank would do all the work."""
     module: str | None = None
     """Its name for ``python -m``, if it imports from its own package."""
+    root: str = ""
+    """The folder that holds the package, if that is not the source: ``src``."""
     plain: bool = False
     """Whether it starts its other processes itself."""
 
 
 def scripts(folder: Path) -> list[Script]:
-    """The scripts in a folder, the likeliest first; only if there is none, those one level below.
+    """The scripts in a folder, the likeliest first; only if there is none, those one level below,
+    and after that those of a package in ``src``.
 
     Raises OSError if the folder cannot be read.
     """
     here = sorted(folder.iterdir())
     below = (file for path in here if _may_have_scripts(path) for file in sorted(path.iterdir()))
-    for level in (here, below):
+    for level in (here, below, sorted(folder.glob("src/*/*.py"))):
         files = (
             file for file in level if file.suffix == ".py" and not _NO_SCRIPT.fullmatch(file.name)
         )
-        judged = [_judged(folder, file) for file in itertools.islice(files, _MAX_SCRIPTS)]
+        judged = [judge(folder, file) for file in itertools.islice(files, _MAX_SCRIPTS)]
         ranked = sorted(filter(None, judged), key=lambda script: (-script.points, script.path))
         if ranked:
             return ranked
@@ -214,7 +216,7 @@ def _may_have_scripts(path: Path) -> bool:
     return readable and not _NO_FOLDER.fullmatch(path.name) and not (path / "pyvenv.cfg").exists()
 
 
-def _judged(folder: Path, file: Path) -> Script | None:
+def judge(folder: Path, file: Path) -> Script | None:
     """The script in a file; None for a file that does nothing when it is run."""
     try:
         content = file.read_bytes() if file.is_file() else b""
@@ -228,13 +230,18 @@ def _judged(folder: Path, file: Path) -> Script | None:
     points += sum(value for pattern, value in _NAMES if pattern.search(file.stem))
     name = file.relative_to(folder).as_posix()
     in_package = file.parent != folder and (file.parent / "__init__.py").exists()
-    module = name.removesuffix(".py").replace("/", ".")
+    is_below = name.count("/") > 1 and name.startswith("src/")
+    root = "src" if is_below and not (folder / "src/__init__.py").exists() else ""
+    module = name.removesuffix(".py").removeprefix(f"{root}/").replace("/", ".")
+    package = re.escape(module.partition(".")[0])
+    own = re.search(rf"^\s*(from \.|(from|import) {package}\b)", text, re.MULTILINE)
     start = checks.process_start(content)
     return Script(
         name,
         points,
         distributed=distributed,
-        module=module if in_package and _FROM_PACKAGE.search(text) else None,
+        module=module if in_package and own else None,
+        root=root if in_package and own else "",
         plain=start is not None and start.plain,
     )
 
@@ -289,6 +296,8 @@ def job_file(  # noqa: PLR0913 - one keyword for each line that depends on the u
         f"{f'  {key}: {count}':<28}# {whose}",
         "  time_limit: 4h            # the job is stopped after this time; optional for local runs",
     ]
+    if script.root:
+        lines.append(f"env: {{PYTHONPATH: {script.root}}}".ljust(28) + "# where the package is")
     return "\n".join([*lines, *(f"# {line}" for line in sections), ""])
 
 

@@ -98,14 +98,18 @@ class Checkpoint:
 
 
 def choose(row: Run, wanted: str | None) -> Checkpoint:
-    """The checkpoint `wanted`: a step, ``best``, or by default what the run ended with.
+    """The checkpoint `wanted`: a step, ``best``, for other scripts its file or folder, or by
+    default what the run ended with.
 
     Raises NotFound if there is none, UsageError for another word.
     """
-    if wanted is not None and wanted != "best" and not wanted.isdecimal():
-        raise UsageError(f"--checkpoint {wanted}: expected `best` or a step such as 120")
     listing = fetch.listing(row, ("checkpoints", "output"))
     steps = _trainer_steps(listing)
+    if wanted is not None and wanted != "best" and not wanted.isdecimal():
+        named = _below(listing, "checkpoints", wanted, "own")
+        if steps or not named.files:
+            raise UsageError(f"--checkpoint {wanted}: expected `best` or a step such as 120")
+        return named
     if steps:
         step = _step(row, listing, steps, wanted)
         return _below(listing, "checkpoints", f"step-{step:08d}", "trainer")
@@ -213,9 +217,11 @@ def _outermost_newest(listing: Listing, folders: Sequence[tuple[str, str]]) -> t
 def _of_a_script(row: Run, listing: Listing, wanted: str | None) -> Checkpoint:
     """The newest file or folder among the checkpoints, else `model/` of the results.
 
-    If any contain weights, as their names tell, it is one of these, and not a log beside them.
+    If any contain weights, as their names tell, it is one of these, and not a log beside them. Of
+    the files that were collected from the working folder, it is one as well, and not all of them.
     """
     paths.add_node_plane()
+    from deploykit_node.outputs import KEPT
     from deploykit_node.restart.checkpoints import ENDINGS
 
     files = [
@@ -226,7 +232,10 @@ def _of_a_script(row: Run, listing: Listing, wanted: str | None) -> Checkpoint:
     weights = [file for file in files if file.name.endswith(ENDINGS)]
     newest: dict[str, float] = {}
     for file in weights or files:
-        top = PurePosixPath(file.name).parts[0]
+        path = PurePosixPath(file.name)
+        top = path.parts[0]
+        if top == KEPT:
+            top = str(path.parent if path.suffix == ".distcp" else path)
         newest[top] = max(newest.get(top, 0), file.modified)
     if wanted is not None:
         numbered = {int(m[1]): name for name in newest if (m := _NUMBER.search(name))}

@@ -199,6 +199,18 @@ def test_a_script_can_be_named(folder, capsys):
     assert not (folder / "job.yaml").exists()
 
 
+@pytest.mark.parametrize("given", [[], ["src/pkg/train.py"]], ids=["found", "named"])
+def test_a_package_in_src_is_found_and_can_be_imported(folder, capsys, given):
+    (folder / "src/pkg").mkdir(parents=True)
+    (folder / "src/pkg/__init__.py").touch()
+    (folder / "src/pkg/train.py").write_text(f"from pkg.model import A\n{DDP}{GUARD}")
+    job, _ = init(capsys, *given)
+    assert job["entrypoint"]["module"] == "pkg.train"
+    assert job["env"] == {"PYTHONPATH": "src"}
+    assert job["resources"]["processes_per_node"] == 2
+    assert not (folder / "train.py").exists()
+
+
 def test_a_script_of_a_package_is_run_as_a_module(folder, capsys):
     (folder / "pkg").mkdir()
     (folder / "pkg/__init__.py").touch()

@@ -69,11 +69,14 @@ def test_a_tutorials_snapshot_is_collected_and_the_next_submit_resumes(project, 
 
 @pytest.mark.torch
 def test_what_a_failing_script_wrote_is_collected_and_listed(project, capsys):
-    (project / "train.py").write_text("open('a.log', 'w').write('x' * 2500); raise SystemExit(3)")
+    script = "open('a.log', 'w').write('x' * 2500); raise SystemExit(3)"
+    (project / "train.py").write_text(script)
     assert ends("outputs=[a.log]") == 3
     capsys.readouterr()
     assert cli.main(["status"]) == 0
     assert "in output: 1 file, 2.5 kB" in capsys.readouterr().out
+    dated = "import os; os.makedirs('out/2026'); open('out/2026/1.pt', 'w').write('x')"
+    (project / "train.py").write_text(f"{dated}; {script}")
     assert ends() == 3
     row = registry.get(None)
     assert capsys.readouterr().out.splitlines()[-3:] == [
@@ -86,9 +89,10 @@ def test_what_a_failing_script_wrote_is_collected_and_listed(project, capsys):
     start = next(at for at, line in enumerate(lines) if line.startswith("  files"))
     assert lines[start:] == [
         "  files   in output: none",
-        f"          in the working folder, {row.folder}/source: 1 file, 2.5 kB",
+        f"          in the working folder, {row.folder}/source: 2 files, 2.5 kB",
         "              2.5 kB  a.log",
-        "          to copy them to output, add this to the job file: outputs: [a.log]",
+        "                 1 B  out/2026/1.pt",
+        "          to copy them to output, add this to the job file: outputs: [a.log, out]",
     ]
 
 

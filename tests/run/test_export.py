@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 import urllib.request
 from pathlib import Path
 
@@ -344,6 +345,21 @@ def test_a_log_beside_the_weights_is_not_the_checkpoint(weighed):
     with pytest.raises(NotFound, match="weighed has no checkpoint 7") as caught:
         export.choose(registry.get("weighed"), "7")
     assert caught.value.hint == "no checkpoint has a step in its name; omit --checkpoint"
+
+
+def test_of_collected_files_one_is_the_checkpoint(weighed):
+    """As of two networks: the newest by default, and any of them by its name."""
+    (weighed / "weights.pt").rename(weighed / "old.pt")
+    (weighed / "working_folder/out").mkdir(parents=True)
+    names = [f"working_folder/out/{name}_epoch_5.pth" for name in ("G", "D")]
+    for later, name in enumerate(names, 20):
+        (weighed / name).write_bytes(b"x")
+        os.utime(weighed / name, (time.time() + later, time.time() + later))
+    row = registry.get("weighed")
+    assert export.choose(row, None).name == names[1]
+    for name in (*names, "old.pt"):
+        chosen = export.choose(row, name)
+        assert (chosen.name, len(chosen.files)) == (name, 1)
 
 
 def test_of_several_pretrained_folders_the_newest_is_chosen(weighed):

@@ -181,13 +181,18 @@ _IN_EPOCH = re.compile(
     r"\[\s{0,12}(\d{1,12})\s{0,3}/\s{0,12}(\d{1,12})\b"
 )
 """Of PyTorch's own examples: ``Epoch: [0][  10/1251]``, ``Train Epoch: 1 [640/60000 (1%)]``."""
-_HINT = re.compile(r"loss|acc|epoch|step|iter|batch|train|perplexity|ppl|eval|rate|lr")
+_DCGAN = re.compile(r"\[(\d{1,9})/(\d{1,9})\] ?\[(\d{1,12})/(\d{1,12})\]")
+"""Epoch and step of PyTorch's example of two networks: ``[0/25][50/1583] Loss_D: 0.5``."""
+_EPISODE = re.compile(
+    rf"(?i)(?<![\w-])episode{_BETWEEN}(\d{{1,12}})(?:\s{{0,6}}/\s{{0,6}}(\d{{1,12}}))?(?![\d.])"
+)
+_HINT = re.compile(r"loss|acc|epoch|episode|step|iter|batch|train|perplexity|ppl|eval|rate|lr")
 """What every line with numbers has, in lower case."""
 _KNOWN_END = re.compile(rf"(?:{_RESULT}|lr|rate|norm)(?:@\d)?\s{{1,6}}[+.\dni-]")
 """What every line with a match of `_KNOWN` has, in lower case: much faster to look for."""
 _COLOR = re.compile(r"\x1b\[[0-9;:]{0,30}[A-Za-z]")
 COUNTS = re.compile(
-    r"(?i)(?:.*[\W_])?(?:epochs?|steps?|iter(?:ation)?s?|batch(?:_?size)?|eta|v_num)"
+    r"(?i)(?:.*[\W_])?(?:epochs?|episodes?|steps?|iter(?:ation)?s?|batch(?:_?size)?|eta|v_num)"
 )
 """Names that say where a line stands, and no result."""
 
@@ -206,6 +211,8 @@ def read_text(line: str) -> Reading | None:
     other = may_be_other and _OTHER_STEP.search(line) is not None
     step, total, in_epoch = (None, None, False) if other else _step(line, low)
     epoch = EPOCH.search(line) if "epoch" in low else None
+    if epoch is None and "][" in line:
+        epoch = _DCGAN.search(line)
     numbers = dict(pairs(line))
     if step is None and not other:
         step = next((count(numbers[name]) for name in STEPS if name in numbers), None)
@@ -257,6 +264,10 @@ def _step(line: str, low: str) -> tuple[int | None, int | None, bool]:
         return int(match[2]), total, False
     if ("batch" in low or "update" in low) and (match := _BATCH.search(line)):
         return int(match[1]), int(match[2]), True
+    if "][" in line and (match := _DCGAN.search(line)):
+        return int(match[3]), int(match[4]), True
+    if "episode" in low and (match := _EPISODE.search(line)):
+        return int(match[1]), int(match[2]) if match[2] else None, False
     return None, None, False
 
 
@@ -399,7 +410,8 @@ class LogReader:
         self._note(reading, placed, time)
         source = f"log ({placed.format})"
         for name, value in placed.values.items():
-            yield Point(name, value, placed.step, placed.epoch, time, self._attempt, source)
+            place = placed.step, placed.epoch, time, self._attempt, source, self._rank
+            yield Point(name, value, *place)
 
     def _note(self, reading: Reading, placed: Reading, time: float | None) -> None:
         """Keep the position that a line tells, and how fast it moves."""
@@ -448,10 +460,16 @@ class _Counter:
         """The last step of each kind of line, and the steps before it began anew."""
         self._whole = False
         """Whether steps go on over the epochs although the line names both."""
+        self._in = 0.0, 0
+        """The epoch and the step of the whole run of the last line with a step in its epoch."""
+        self._ended = 0
+        """The step at which the last bar with a title ended; one with another title goes on."""
+        self._base = 0
+        """The steps of earlier loops over epochs."""
 
     def placed(self, reading: Reading) -> Reading:
         """The reading with steps of the whole run, and the epoch that was named last."""
-        before = self._epoch
+        before, named = self._epoch, reading.epoch
         if reading.epoch is not None and math.isfinite(reading.epoch):
             self._epoch = float(reading.epoch)
             self.first = min(self._epoch, self._epoch if self.first is None else self.first)
@@ -460,6 +478,8 @@ class _Counter:
         if reading.step is None:
             return reading
         if reading.in_epoch and reading.total:
+            if named is not None and named < self._in[0]:  # another loop, as of the next fold
+                self._base = self._in[1]
             return self._in_epoch(reading, before)
         return self._going_on(reading)
 
@@ -480,8 +500,9 @@ class _Counter:
             self._whole = self._whole or (last < step and self._is_due(step, total, done))
         if self._whole:
             return reading
-        whole = total * self._epochs if self._epochs else None
-        return reading._replace(step=done * total + step, total=whole, left=None)
+        whole = total * self._epochs if self._epochs and not self._base else None
+        self._in = self._epoch, self._base + done * total + step
+        return reading._replace(step=self._in[1], total=whole, left=None)
 
     def _is_due(self, step: int, total: int, done: int) -> bool:
         """Whether a step of the whole run belongs into the epoch after `done` ones."""
@@ -491,10 +512,12 @@ class _Counter:
     def _going_on(self, reading: Reading) -> Reading:
         """Steps that begin anew, as those of a bar for each epoch, are added up."""
         step, key = reading.step or 0, f"{reading.format} {_key(reading)}"
-        last, base = self._last.get(key, (0, 0))
+        last, base = self._last.get(key, (0, self._ended if reading.title else 0))
         if step < last:
             base += max(last, reading.total or 0)
         self._last[key] = step, base
+        if reading.title and step == reading.total:
+            self._ended = base + step
         if not base:
             return reading
         total = reading.total * self._epochs if reading.total and self._epochs else None

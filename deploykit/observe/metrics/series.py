@@ -221,7 +221,8 @@ class Collection:
         """The same points, each of which is added before it is yielded."""
         for point in points:
             key = (point.source, point.name)
-            if key not in self.series and len(self.series) < _MAX_SERIES:
+            known = self.series.get(key)
+            if point.rank < known.last.rank if known else len(self.series) < _MAX_SERIES:
                 self.series[key] = Series(point.name, point.source, point)
             if key in self.series:
                 self.series[key].add(point)
@@ -248,8 +249,12 @@ def without_repeats(points: Iterable[Point]) -> Iterator[Point]:
     Series by series, in the order in which these came.
     """
     kept: dict[tuple[str, str], Steps] = {}
+    ranks: dict[tuple[str, str], int] = {}
     for point in points:
-        kept.setdefault((point.source, point.name), Steps()).add(point)
+        key = (point.source, point.name)
+        if point.rank < ranks.setdefault(key, point.rank):
+            kept[key], ranks[key] = Steps(), point.rank
+        kept.setdefault(key, Steps()).add(point)
     for (source, name), steps in kept.items():
         for point in steps.points():
             yield point._replace(name=name, source=source)

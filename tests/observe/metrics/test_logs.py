@@ -25,7 +25,7 @@ from deploykit.observe.metrics import progress
 from deploykit.observe.metrics.log_reader import LogReader
 from deploykit.observe.metrics.points import final_metrics
 from deploykit.observe.metrics.progress import Length
-from deploykit.observe.metrics.series import Collection
+from deploykit.observe.metrics.series import Collection, without_repeats
 
 LOGS = Path(__file__).parent / "logs"
 BY_ARGUMENT = Length(epochs=3, epochs_source="argument --epochs")
@@ -152,6 +152,16 @@ LINES = {
     "step 2 train:loss:0.5 - lr=1": (2, None, {"loss": 0.5, "lr": 1}),
     "step 3 loss nan": (3, None, {"loss": "nan"}),
     "test accuracy 0.9 (360 images)": (None, None, {"test_accuracy": 0.9}),
+    "[0/25][50/1583] Loss_D: 1.4 Loss_G: 0.6 D(x): 0.5 D(G(z)): 0.4 / 0.3": (
+        *(50, 25 * 1583),
+        {"Loss_D": 1.4, "Loss_G": 0.6},
+    ),
+    "Episode 10\tLast reward: 9.00\tAverage reward: 15.80": (
+        *(10, None),
+        {"Last_reward": 9.0, "Average_reward": 15.8},
+    ),
+    "Episode: 3/500, score: 21": (3, 500, {"score": 21.0}),
+    "episode 3 step 40 reward 0.5": (40, None, {"reward": 0.5}),
 }
 """Lines as scripts print them: step, total, metrics."""
 
@@ -220,15 +230,34 @@ def test_steps_within_an_epoch_and_of_the_whole_run(form, step, total):
 
 
 def test_the_lowest_rank_with_numbers_is_read():
-    found, _ = read(
-        [
-            *plain("step 1 loss 9", rank=3),
-            *plain("step 5 loss 1", rank=1),
-            *plain("step 7 loss 9", rank=2),
-            *plain("no numbers", rank=0),
-        ]
-    )
+    said = [
+        *plain("step 1 loss 9", rank=3),
+        *plain("step 5 loss 1", rank=1),
+        *plain("step 7 loss 9", rank=2),
+        *plain("no numbers", rank=0),
+    ]
+    found, collection = read(said)
     assert (found.step, found.loss) == (5, 1)
+    (series,) = collection.series.values()
+    assert (series.count, series.greatest) == (1, 1)
+    assert [point.value for point in without_repeats(LogReader().feed(said))] == [1]
+
+
+@pytest.mark.parametrize(
+    "titles",
+    [("Pretrain [{}/2]", "Probe [{}/2]"), ("Epoch {}/2", "Epoch {}/2")],
+    ids=["pretraining and probe", "folds"],
+)
+def test_a_second_loop_over_epochs_does_not_replace_the_first(titles):
+    bar = ": {0}%|###| {0}/100 [00:01<00:00, 20.00it/s, loss=0.5]"
+    said = [
+        (title + bar.replace("{0}", str(step))).format(epoch)
+        for title in titles
+        for epoch in (1, 2)
+        for step in (1, 100)
+    ]
+    points = without_repeats(LogReader().feed(plain(*said)))
+    assert [point.step for point in points] == [1, 100, 101, 200, 201, 300, 301, 400]
 
 
 def test_a_restart_begins_anew_and_its_points_have_its_number():
