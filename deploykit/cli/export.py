@@ -59,7 +59,7 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     """Declare what chooses the checkpoint of a run."""
     parser.add_argument(
         "--checkpoint",
-        metavar="STEP|best",
+        metavar="STEP|best|FILE",
         help="checkpoint to use (default: the last, or the best if --patience stopped the run)",
     )
 

@@ -569,6 +569,7 @@ def _metrics() -> Schema:
         "time": _nullable(EPOCH),
         "attempt": _nullable(COUNT),
         "source": TEXT,
+        "rank": _nullable(COUNT),
     }
     head = {"run": TEXT, "state": _STATE, "progress": _ref("progress")}
     return _document({**head, "points": _list(_record(point))})

@@ -18,7 +18,7 @@ import shutil
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
@@ -108,7 +108,10 @@ def choose(row: Run, wanted: str | None) -> Checkpoint:
     if wanted is not None and wanted != "best" and not wanted.isdecimal():
         named = _below(listing, "checkpoints", wanted, "own")
         if steps or not named.files:
-            raise UsageError(f"--checkpoint {wanted}: expected `best` or a step such as 120")
+            expected = "expected `best` or a step such as 120"
+            if not steps:
+                expected = "expected a step such as 120, or a file or folder among the checkpoints"
+            raise UsageError(f"--checkpoint {wanted}: {expected}")
         return named
     if steps:
         step = _step(row, listing, steps, wanted)
@@ -164,13 +167,10 @@ def _step(row: Run, listing: Listing, steps: Sequence[int], wanted: str | None) 
     return step
 
 
-def _no_step(row: Run, wanted: str, steps: Sequence[int] | Mapping[int, object]) -> NotFound:
+def _no_step(row: Run, wanted: str, steps: Collection[int]) -> NotFound:
     known = ", ".join(map(str, sorted(steps)))
-    hint = (
-        f"checkpoints: {known}"
-        if known
-        else "no checkpoint has a step in its name; omit --checkpoint"
-    )
+    none = "no checkpoint has a step in its name; omit --checkpoint"
+    hint = f"checkpoints: {known}" if known else none
     return NotFound(f"{row.run} has no checkpoint {wanted}", hint=hint)
 
 
@@ -238,10 +238,16 @@ def _of_a_script(row: Run, listing: Listing, wanted: str | None) -> Checkpoint:
             top = str(path.parent if path.suffix == ".distcp" else path)
         newest[top] = max(newest.get(top, 0), file.modified)
     if wanted is not None:
-        numbered = {int(m[1]): name for name in newest if (m := _NUMBER.search(name))}
-        if int(wanted) not in numbered:
-            raise _no_step(row, wanted, numbered)
-        return _below(listing, "checkpoints", numbered[int(wanted)], "own")
+        steps = {name: int(m[1]) for name in newest if (m := _NUMBER.search(name))}
+        named = [name for name, step in steps.items() if step == int(wanted)]
+        if not named:
+            raise _no_step(row, wanted, set(steps.values()))
+        if len(named) > 1:
+            raise UsageError(
+                f"--checkpoint {wanted}: {row.run} has {', '.join(sorted(named))}",
+                hint=f"choose one of them: --checkpoint {min(named)}",
+            )
+        return _below(listing, "checkpoints", named[0], "own")
     if newest:
         return _below(listing, "checkpoints", max(newest, key=newest.__getitem__), "own")
     model = _below(listing, "output", "model", "own")

@@ -23,7 +23,7 @@ import deploykit
 import evaluate
 from deploykit.cli import main as cli
 from deploykit.job.model import State, Status
-from deploykit.lib.errors import NotFound
+from deploykit.lib.errors import NotFound, UsageError
 from deploykit.run import export, registry
 from tests.aws_server import SECTION
 
@@ -357,6 +357,8 @@ def test_of_collected_files_one_is_the_checkpoint(weighed):
         os.utime(weighed / name, (time.time() + later, time.time() + later))
     row = registry.get("weighed")
     assert export.choose(row, None).name == names[1]
+    with pytest.raises(UsageError, match="--checkpoint 5: weighed has working_folder/out/D_e"):
+        export.choose(row, "5")
     for name in (*names, "old.pt"):
         chosen = export.choose(row, name)
         assert (chosen.name, len(chosen.files)) == (name, 1)

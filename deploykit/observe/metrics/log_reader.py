@@ -409,8 +409,9 @@ class LogReader:
         self.epochs = reading.epochs or self.epochs
         self._note(reading, placed, time)
         source = f"log ({placed.format})"
+        rank = None if self._rank == _NO_RANK else self._rank
         for name, value in placed.values.items():
-            place = placed.step, placed.epoch, time, self._attempt, source, self._rank
+            place = placed.step, placed.epoch, time, self._attempt, source, rank
             yield Point(name, value, *place)
 
     def _note(self, reading: Reading, placed: Reading, time: float | None) -> None:

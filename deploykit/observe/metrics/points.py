@@ -35,8 +35,8 @@ class Point(NamedTuple):
     """Of the run, from 0; None where the source does not tell."""
     source: str = ""
     """Where it was read: a file relative to the run folder, or ``log (FORMAT)``."""
-    rank: int = 0
-    """Whose line it was. Values of a lower rank replace those of a higher one."""
+    rank: int | None = None
+    """The rank whose line of a log it was, if known: values of the lowest one replace others."""
 
 
 class Value(NamedTuple):

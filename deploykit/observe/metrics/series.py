@@ -222,7 +222,7 @@ class Collection:
         for point in points:
             key = (point.source, point.name)
             known = self.series.get(key)
-            if point.rank < known.last.rank if known else len(self.series) < _MAX_SERIES:
+            if _is_lower(point.rank, known.last.rank) if known else len(self.series) < _MAX_SERIES:
                 self.series[key] = Series(point.name, point.source, point)
             if key in self.series:
                 self.series[key].add(point)
@@ -243,16 +243,20 @@ def is_chosen(name: str, patterns: Sequence[str]) -> bool:
     return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
+def _is_lower(rank: int | None, other: int | None) -> bool:
+    return rank is not None and (other is None or rank < other)
+
+
 def without_repeats(points: Iterable[Point]) -> Iterator[Point]:
     """The points without those whose steps a later attempt repeated: every step counts once.
 
     Series by series, in the order in which these came.
     """
     kept: dict[tuple[str, str], Steps] = {}
-    ranks: dict[tuple[str, str], int] = {}
+    ranks: dict[tuple[str, str], int | None] = {}
     for point in points:
         key = (point.source, point.name)
-        if point.rank < ranks.setdefault(key, point.rank):
+        if _is_lower(point.rank, ranks.setdefault(key, point.rank)):
             kept[key], ranks[key] = Steps(), point.rank
         kept.setdefault(key, Steps()).add(point)
     for (source, name), steps in kept.items():
