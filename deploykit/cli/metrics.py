@@ -1,7 +1,8 @@
 """Print the metrics of a run, from its files, its log, and the service that ran it.
 
-Reads metrics.jsonl, TensorBoard event files, and the log lines that most libraries print; for other
-formats, define patterns under `metrics` in the job file. A repeated step counts once.
+Reads metrics.jsonl, metrics.csv and the like, TensorBoard event files, and the log lines that most
+libraries print; for other formats, define patterns under `metrics` in the job file. A repeated step
+counts once.
 
 deploykit metrics                          the newest run: its progress, and each metric
 deploykit metrics exp-1 --name '*loss*'

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from io import FileIO
 from pathlib import Path
 
@@ -13,11 +14,15 @@ from deploykit.job.decode import from_json
 from deploykit.lib import paths
 from deploykit.lib.paths import is_address
 from deploykit.observe.metrics import tensorboard
-from deploykit.observe.metrics.points import LONGEST_NAME, STEPS, Point, count, real
+from deploykit.observe.metrics.points import LONGEST_NAME, STEPS, Point, count, number, real
 from deploykit.observe.metrics.tensorboard import EventFile
 
 NAME = "metrics.jsonl"
+CSV_NAMES = {"metrics.csv", "results.csv", "history.csv", "log.csv"}
+"""As Lightning, Ultralytics and many scripts have it. Other CSV has neither step nor epoch."""
 TIMES = ("time", "timestamp", "_timestamp", "wall_time")
+_SINCE_THE_START = 10**9
+"""A time below is no date, but seconds since the start, as Ultralytics has them."""
 _NOT_METRICS = {*STEPS, *TIMES, "epoch"}
 _MAX_LINE_BYTES = 1 << 20
 """Bytes of a line; longer ones are skipped."""
@@ -41,22 +46,51 @@ class JsonLines:
         while piece := file.read(_MAX_LINE_BYTES):
             *lines, self._rest = (self._rest + piece).split(b"\n")
             for line in lines:
-                yield from points(line, self._source)
+                yield from self._points(line)
             if len(self._rest) > _MAX_LINE_BYTES:
                 self._rest = b""
         self._at = file.tell()
 
+    def _points(self, line: bytes) -> Iterator[Point]:
+        """The numbers of a line that is a JSON object; none of any other line."""
+        try:
+            data = from_json(line)
+        except ValueError:
+            return
+        if isinstance(data, dict):
+            yield from _numbers(data, self._source)
 
-def points(line: bytes | str, source: str) -> Iterator[Point]:
-    """The numbers of a line that is a JSON object, text among them; none of any other line."""
-    try:
-        data = from_json(line)
-    except ValueError:
-        return
-    if not isinstance(data, dict):
-        return
+
+class CsvRows(JsonLines):
+    """The same for CSV. A file whose heading has changed, as Lightning's does, is read anew."""
+
+    _heading = b""
+    _names: tuple[str, ...] = ()
+
+    def read(self, file: FileIO) -> Iterator[Point]:
+        file.seek(0)
+        if file.read(len(self._heading)) != self._heading:
+            self._at, self._rest, self._heading = 0, b"", b""
+        return super().read(file)
+
+    def _points(self, line: bytes) -> Iterator[Point]:
+        try:
+            cells = next(csv.reader([line.decode(errors="replace").strip()]), [])
+            cells = [cell.strip() for cell in cells]
+        except csv.Error:  # a field of more than 128 KiB
+            return
+        if not self._heading:
+            self._heading, self._names = line + b"\n", tuple(cells)
+        elif len(cells) == len(self._names) and not {*STEPS, "epoch"}.isdisjoint(self._names):
+            row = zip(self._names, map(number, cells), strict=True)
+            yield from _numbers(dict(row), self._source)
+
+
+def _numbers(data: Mapping[str, object], source: str) -> Iterator[Point]:
     step = next((count(real(data.get(name))) for name in STEPS if name in data), None)
     time = next((_finite(data.get(name)) for name in TIMES if name in data), None)
+    if time is not None and time < _SINCE_THE_START:
+        time = None
     epoch = _finite(data.get("epoch"))
     for name, value in list(data.items())[:_MAX_METRICS]:
         number = real(value)
@@ -130,6 +164,9 @@ class MetricFiles:
                     source = f"{label}/{path.relative_to(top).as_posix()}"
                     at = 0 if self._most is None else max(0, info.st_size - self._most)
                     self._readers[path] = info.st_ino, JsonLines(source, at)
+                elif path.name in CSV_NAMES:
+                    source = f"{label}/{path.relative_to(top).as_posix()}"
+                    self._readers[path] = info.st_ino, CsvRows(source)
                 elif self._most is None or info.st_size <= self._most * _EVENT_FILE_FACTOR:
                     source = f"{label}/{path.parent.relative_to(top).as_posix()}"
                     self._readers[path] = info.st_ino, EventFile(source.removesuffix("/."))
@@ -153,5 +190,5 @@ def _walk(top: Path) -> Iterator[Path]:
         for name in sorted(files):
             path = Path(here, name)
             is_events = tensorboard.FILE_NAME in name and not name.endswith(tensorboard.OWN_ENDING)
-            if (is_events or name == NAME) and not path.is_symlink():
+            if (is_events or name in {NAME, *CSV_NAMES}) and not path.is_symlink():
                 yield path

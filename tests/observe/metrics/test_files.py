@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploykit.observe.metrics import files, tensorboard
-from deploykit.observe.metrics.files import JsonLines, MetricFiles
+from deploykit.observe.metrics.files import CsvRows, JsonLines, MetricFiles
 from deploykit.observe.metrics.points import Point, number
 from deploykit.observe.metrics.series import Collection, without_repeats
 from deploykit.observe.metrics.tensorboard import EventFile
@@ -192,7 +192,7 @@ def test_lines_of_json(tmp_path):
     path = lines(
         tmp_path / files.NAME,
         {"step": 1, "epoch": 0, "loss": 0.5, "name": "x", "ok": True, "list": [1]},
-        {"global_step": 2, "loss": math.nan, "_timestamp": 5, "huge": 10**400},
+        {"global_step": 2, "loss": math.nan, "_timestamp": 1.8e9, "huge": 10**400},
         {"step": -1, "loss": 1},
     )
     with path.open("ab") as file:
@@ -202,12 +202,34 @@ def test_lines_of_json(tmp_path):
         points = list(reader.read(file))
         assert points[0] == Point("loss", 0.5, 1, 0.0, source="m")
         assert [(one.name, one.step, one.time) for one in points[1:3]] == [
-            *(("loss", 2, 5.0), ("huge", 2, 5.0))
+            *(("loss", 2, 1.8e9), ("huge", 2, 1.8e9))
         ]
         assert (points[2].value, points[3].step, points[4].step) == (math.inf, None, 3)
         assert len(points) == 5
         lines(path, "")  # completes the last line, which is no document then
         assert list(reader.read(file)) == []
+
+
+def test_rows_of_csv(tmp_path):
+    """As Lightning writes them, which begins the file again when a column is added."""
+    path = tmp_path / "metrics.csv"
+    path.write_text("epoch,loss,step,note\n0,0.5,9,x\n0,,19,\n1,nan,29,\n1,2")
+    reader = CsvRows("m")
+    with path.open("rb", buffering=0) as file:
+        first, second = reader.read(file)
+        assert first == Point("loss", 0.5, 9, 0.0, source="m")
+        assert (math.isnan(second.value), second.step) == (True, 29)
+        with path.open("a") as more:
+            more.write("5,39,\n")
+        assert [(one.value, one.step) for one in reader.read(file)] == [(25.0, 39)]
+    path.write_text("epoch,acc,loss,step,time\r\n0,,0.5,9,60\r\n1,0.75,,29,120\r\n")
+    with path.open("rb", buffering=0) as file:
+        found = [(one.name, one.value, one.step, one.time) for one in reader.read(file)]
+        assert found == [("loss", 0.5, 9, None), ("acc", 0.75, 29, None)]
+        assert list(reader.read(file)) == []
+    path.write_text("image,score\n1,0.5\n")  # no step and no epoch: no metrics
+    with path.open("rb", buffering=0) as file:
+        assert list(CsvRows("m").read(file)) == []
 
 
 def test_a_line_that_never_ends_takes_no_memory(tmp_path):
@@ -229,11 +251,15 @@ def test_files_are_found_below_source_and_output_and_nowhere_else(proto, folder)
     write(proto, folder / "source/runs/x" / f"{tensorboard.FILE_NAME}1", scalar(proto, 1, "a", 1))
     write(proto, folder / "source/runs/x" / f"{tensorboard.FILE_NAME}2", scalar(proto, 2, "a", 2))
     write(proto, folder / "source/.git" / f"{tensorboard.FILE_NAME}3", scalar(proto, 1, "b", 1))
+    for name in ("metrics.csv", "data.csv"):
+        (folder / "source/logs").mkdir(parents=True, exist_ok=True)
+        (folder / "source/logs" / name).write_text(" epoch , loss\n 1 , 2\n")
     write(proto, folder / "logs" / f"{tensorboard.FILE_NAME}4", scalar(proto, 1, "c", 1))
     points = list(MetricFiles(folder, "", 0).read())
     assert sorted({(one.source, one.name, one.value) for one in points}) == [
         ("output/metrics.jsonl", "loss", 0.5),
         ("source/a/metrics.jsonl", "loss", 0.6),
+        ("source/logs/metrics.csv", "loss", 2.0),
         ("source/runs/x", "a", 1.0),
         ("source/runs/x", "a", 2.0),
     ]
