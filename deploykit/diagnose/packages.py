@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Mapping
+from types import MappingProxyType
 
 _PACKAGES = {
     "Crypto": "pycryptodome",
@@ -71,14 +72,17 @@ def of(module: str) -> str | None:
     return _PACKAGES.get(".".join([first, *rest[:1]])) or _PACKAGES.get(first)
 
 
-def about(module: str, own: Iterable[str] = ()) -> dict[str, str]:
+def about(module: str, own: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
     """What a fix says of a missing module: its `package`, or else a `similar` known module.
 
-    `own` are the modules of the source. `unlisted` is the module if there is neither.
+    `own` are the modules of the source by name, with the `folder` of each, which may be what is
+    missing on the module path. `unlisted` is the module if there is none of these.
     """
     if package := of(module):
         return {"package": package}
     first = module.partition(".")[0]
+    if folder := own.get(first):
+        return {"folder": folder}
     known = [name for name in (*own, *_PACKAGES) if name != first]
     near = difflib.get_close_matches(first, known, n=1, cutoff=_SIMILAR)
     return {"similar": near[0]} if near else {"unlisted": module}

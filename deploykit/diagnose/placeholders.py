@@ -20,7 +20,7 @@ AGAIN = "again"
 """How to submit the job again: ``rerun RUN``, which keeps the arguments of the run."""
 OF_RUN = ("backend", "job", "name", "target", "run", "python", AGAIN)
 """Names of values that a run provides."""
-OF_LINE = ("file", "host", "rank", "package", "similar", "unlisted")
+OF_LINE = ("file", "host", "rank", "package", "similar", "folder", "unlisted")
 """Names of values that a line of a log may provide."""
 
 

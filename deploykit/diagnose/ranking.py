@@ -124,8 +124,8 @@ class Diagnosis:
         """With what the rank that failed first ended, from torchrun's summary."""
         self.unread: list[str] = []
         """What could not be read, in sentences."""
-        self.modules: list[str] = []
-        """The modules of the source."""
+        self.modules: dict[str, str] = {}
+        """The modules of the source, with the folder where they are."""
 
     def read(self, name: str, lines: Iterable[RawLine], rank: int | None = None) -> None:
         """Read the lines of one log, written by `rank` if that is known."""

@@ -89,8 +89,9 @@ def of_run(row: Run, rules: RuleSet | None = None) -> RunDiagnosis:
     """The diagnosis of a run from its logs and its dumps. Raises NotFound if it has no logs."""
     diagnosis = Diagnosis(rules or cause_rules.load(), *_about(row))
     source = Path(row.job_data().get("source") or Path(row.folder, "source"))
-    diagnosis.modules = [path.stem for path in source.glob("*.py")]
-    diagnosis.modules += [path.parent.name for path in source.glob("*/__init__.py")]
+    for top in (source / "src", source):
+        modules = [*top.glob("*.py"), *(path.parent for path in top.glob("*/__init__.py"))]
+        diagnosis.modules |= {path.stem: "src" if top != source else "" for path in modules}
     files, folders = _files(row), _folders(row)
     known = _exit_evidence(row, folders)
     _read_run(diagnosis, row, files, known)

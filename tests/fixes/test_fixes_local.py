@@ -80,6 +80,17 @@ def test_a_package_that_is_missing(job, capsys, tmp_path):
     assert (code, "found ours" in log) == (0, True)
 
 
+def test_a_package_of_the_source_in_src(job, capsys):
+    job("import nets; print('found', nets.__file__)")
+    Path("src/nets").mkdir(parents=True)
+    Path("src/nets/__init__.py").touch()
+    assert ended("before")[0] == 1
+    again = starting(commands(capsys, "before", "missing_module"), "deploykit rerun ")
+    assert again.endswith(" --set env.PYTHONPATH=src")
+    code, run = submitted(shell(again))
+    assert (code, "/src/nets/__init__.py" in log_of(run)) == (0, True)
+
+
 CUDA_ONLY = """\
 import os, torch
 if hasattr(torch._C, "_cuda_setDevice"):

@@ -45,6 +45,16 @@ def test_a_misspelled_module_of_the_source_is_named(capsys, run):
     assert found["causes"][0]["fix"].startswith("Did you mean utils? ")
 
 
+def test_a_module_in_src_is_named_with_its_folder(capsys, run):
+    package = paths.run_folder("one") / "source/src/nets"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    _, found = run(capsys, log="ModuleNotFoundError: No module named 'nets.unet'\n")
+    first, *_ = found["causes"][0]["fix"].splitlines()
+    assert first.startswith("Your source has nets.unet in src, where Python does not look: ")
+    assert first.endswith(" --set env.PYTHONPATH=src")
+
+
 def test_a_rank_that_lost_its_own_worker(capsys, run):
     frame = '  File "/usr/lib/python3.11/multiprocessing/connection.py", line 395, in _recv'
     texts = ["Traceback (most recent call last):", frame, "ConnectionResetError: [Errno 104] reset"]
