@@ -355,7 +355,7 @@ class _Presence:
         records.make_folder(self._path.parent)
         self._file = self._path.open("ab")
         with contextlib.suppress(OSError):
-            fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(self._file, fcntl.LOCK_SH)  # waits while another run looks at the file
 
     def is_shared(self) -> bool:
         """Whether another run uses the folder now."""
