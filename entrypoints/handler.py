@@ -35,7 +35,7 @@ _SHAPES = re.compile(
 )
 """Words by which torch, numpy and scikit-learn refuse inputs of another shape than a model's."""
 _OF_SHAPES = (RuntimeError, ValueError, IndexError, AssertionError)
-"""Exactly these: torch has classes of its own for errors of CUDA and for too little memory."""
+"""Not their subclasses: torch uses those for CUDA errors and for running out of memory."""
 
 
 class Request(NamedTuple):

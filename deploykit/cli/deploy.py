@@ -234,7 +234,7 @@ def package_of(args: argparse.Namespace, *, write: bool) -> tuple[Path, str]:
 
 
 def _is_folder(model: str | None) -> bool:
-    """Whether a folder is meant, and not the run whose files `fetch` has copied to it.
+    """Return True for a package folder, False for a run or a folder that `fetch` filled.
 
     Raises NotFound for a path without a folder.
     """

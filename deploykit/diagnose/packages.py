@@ -75,8 +75,8 @@ def of(module: str) -> str | None:
 def about(module: str, own: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
     """What a fix says of a missing module: its `package`, or else a `similar` known module.
 
-    `own` are the modules of the source by name, with the `folder` of each, which may be what is
-    missing on the module path. `unlisted` is the module if there is none of these.
+    `own` maps each module of the source to its `folder`, such as ``src``, if Python does not look
+    there. `unlisted` is the module if nothing else is known.
     """
     if package := of(module):
         return {"package": package}

@@ -192,8 +192,8 @@ class Script(NamedTuple):
 
 
 def scripts(folder: Path) -> list[Script]:
-    """The scripts in a folder, the likeliest first; only if there is none, those one level below,
-    and after that those of a package in ``src``.
+    """The scripts in a folder, most likely first; if there are none, those one level below; if
+    there are none either, those of a package in ``src``.
 
     Raises OSError if the folder cannot be read.
     """

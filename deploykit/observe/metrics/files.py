@@ -22,7 +22,7 @@ CSV_NAMES = {"metrics.csv", "results.csv", "history.csv", "log.csv"}
 """As Lightning, Ultralytics and many scripts have it. Other CSV has neither step nor epoch."""
 TIMES = ("time", "timestamp", "_timestamp", "wall_time")
 _SINCE_THE_START = 10**9
-"""A time below is no date, but seconds since the start, as Ultralytics has them."""
+"""Smaller times are seconds since the start of training (Ultralytics), not dates."""
 _NOT_METRICS = {*STEPS, *TIMES, "epoch"}
 _MAX_LINE_BYTES = 1 << 20
 """Bytes of a line; longer ones are skipped."""
@@ -62,7 +62,7 @@ class JsonLines:
 
 
 class CsvRows(JsonLines):
-    """The same for CSV. A file whose heading has changed, as Lightning's does, is read anew."""
+    """The same for CSV. If the header changes, as Lightning's does, the file is read again."""
 
     _heading = b""
     _names: tuple[str, ...] = ()

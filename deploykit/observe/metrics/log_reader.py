@@ -464,7 +464,7 @@ class _Counter:
         self._in = 0.0, 0
         """The epoch and the step of the whole run of the last line with a step in its epoch."""
         self._ended = 0
-        """The step at which the last bar with a title ended; one with another title goes on."""
+        """The step where the last titled bar ended; a bar with another title continues there."""
         self._base = 0
         """The steps of earlier loops over epochs."""
 
