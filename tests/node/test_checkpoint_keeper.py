@@ -164,21 +164,18 @@ def test_only_the_newest_stay_in_the_folder_of_any_script(bundle, tmp_path, aws)
 def test_nothing_is_deleted_while_another_run_uses_the_folder(bundle, tmp_path):
     bundle.write("train.py", SCRIPT)
     folder = tmp_path / "checkpoints"
-    keep = {"DEPLOYKIT_CHECKPOINT_DIR": folder, "DEPLOYKIT_KEEP_CHECKPOINTS": 1}
-    other = bundle.start(
-        *PLAIN,
-        node=1,
-        WAITS=1,
-        DEPLOYKIT_BACKEND="local",
-        **keep | {"DEPLOYKIT_RUN": "other", "STEPS": 1},
-    )
+    env = {"DEPLOYKIT_BACKEND": "local", "DEPLOYKIT_CHECKPOINT_DIR": folder}
+    keeps_all = {"DEPLOYKIT_RUN": "other", "DEPLOYKIT_KEEP_CHECKPOINTS": 9, "STEPS": 1}
+    other = bundle.start(*PLAIN, node=1, WAITS=1, **env | keeps_all)
     other.wait_for("saved")
-    done = bundle.run(*PLAIN, DEPLOYKIT_BACKEND="local", STEPS=3, **keep)
+    done = bundle.run(*PLAIN, **env, DEPLOYKIT_KEEP_CHECKPOINTS=1, STEPS=3)
     assert done.code == 0, done.log
     assert len(list(folder.glob("step-*"))) == 4
     other.process.send_signal(signal.SIGTERM)
     other.finish()
-    assert len(list(folder.glob("step-*"))) == 1
+    done = bundle.run(*PLAIN, **env, DEPLOYKIT_KEEP_CHECKPOINTS=1, STEPS=0)
+    assert done.code == 0, done.log
+    assert [path.name for path in folder.glob("step-*")] == ["step-003"]
 
 
 def test_only_the_newest_stay_in_the_bucket_and_the_resumed_one_until_then(bundle, environ):
