@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.aws
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("count", few([16, 50], 16))
+@pytest.mark.parametrize("count", few([8, 50], 8))
 def test_so_many_concurrent_submits_start_as_many_jobs(count, project, aws, capsys):
     with (project / "job.yaml").open("a") as file:
         file.write(SECTION)
