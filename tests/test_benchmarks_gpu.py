@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.nightly import few
+
 GPU = Path(__file__).resolve().parent.parent / "benchmarks/gpu"
 
 
@@ -55,9 +57,15 @@ def test_a_small_run_on_the_cpu_is_read(gpu):
     assert sorted(found.losses) == [1, 2, 3, 4, 5, 6]
     assert found.tokens_per_second > 0
     assert found.memory > 0
-    for strategy in ("pp-tp", "pp-dp"):
-        refused = runs.train(machine, measure.DRY.small, 1, f"--strategy={strategy}")
-        assert measure._REFUSED.search(refused.error)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("strategy", few(["pp-tp", "pp-dp"], "pp-tp"))
+def test_a_layout_that_needs_more_ranks_is_refused(gpu, strategy):
+    runs, measure = gpu["runs"], gpu["measure"]
+    machine = runs.machine(dry=True)
+    refused = runs.train(machine, measure.DRY.small, 1, f"--strategy={strategy}")
+    assert measure._REFUSED.search(refused.error)
 
 
 @pytest.mark.torch

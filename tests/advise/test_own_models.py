@@ -17,6 +17,7 @@ from deploykit.advise.models import from_counts
 from deploykit.advise.strategies import ParallelConfig
 from deploykit.cli import main as cli
 from tests.advise.published import llama
+from tests.nightly import few
 
 CHECKOUT = Path(__file__).parents[2]
 COUNTED = json.loads((Path(__file__).parent / "counted_models.json").read_text(encoding="utf-8"))
@@ -34,7 +35,7 @@ def counted(name, sample=""):
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.parametrize("name", few(COUNTED, "recommender"))
 def test_the_figures_of_the_scenarios_are_those_that_torch_counts(name):
     found, kept = counted(name, SAMPLES[name]), COUNTED[name]
     assert {**found, "sample": None} == {**kept, "sample": None}

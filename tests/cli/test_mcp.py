@@ -63,11 +63,18 @@ async def ended(client, run):
     return answer
 
 
+def without_torchrun(project):
+    """Let the job file start the script alone, which takes no time to import torch."""
+    path = project / "job.yaml"
+    path.write_text(path.read_text().replace("entrypoint:", "entrypoint:\n  launcher: python"))
+
+
 @pytest.mark.torch
 def test_the_first_ten_minutes_of_an_agent(project):
     failing = f"for n in range(60): print(n, 'x' * 9000)\nprint({INJECTED!r})\n"
     failing += "raise ValueError('learning rate is 0')\n"
     (project / "broken.py").write_text(failing)
+    without_torchrun(project)
 
     async def steps(client):
         names = {tool.name for tool in (await client.list_tools()).tools}
@@ -171,6 +178,7 @@ def test_every_problem_is_named_at_once(project):
 @pytest.mark.torch
 def test_cancel_needs_the_name_of_the_run_twice(project):
     (project / "train.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(600)\n")
+    without_torchrun(project)
 
     async def steps(client):
         plan = await call(client, "plan", max_cost="1 USD")

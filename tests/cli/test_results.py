@@ -71,7 +71,7 @@ def test_a_tutorials_snapshot_is_collected_and_the_next_submit_resumes(project, 
 def test_what_a_failing_script_wrote_is_collected_and_listed(project, capsys):
     script = "open('a.log', 'w').write('x' * 2500); raise SystemExit(3)"
     (project / "train.py").write_text(script)
-    assert ends("outputs=[a.log]") == 3
+    assert ends("outputs=[a.log]", "entrypoint.launcher=python") == 3
     capsys.readouterr()
     assert cli.main(["status"]) == 0
     assert "in output: 1 file, 2.5 kB" in capsys.readouterr().out
@@ -104,8 +104,8 @@ def test_what_a_cancelled_script_wrote_is_collected(project, capsys, tmp_path, n
         "open('part.ckpt', 'w').write('1')\n"
         "print('ready', flush=True); time.sleep(600)\n"
     )
-    change = ("--set", "outputs=['*.ckpt']", "--set", f"resources.nodes={nodes}")
-    found = submit(capsys, *change)
+    settings = ("outputs=['*.ckpt']", f"resources.nodes={nodes}", "entrypoint.launcher=python")
+    found = submit(capsys, *(word for one in settings for word in ("--set", one)))
     log = tmp_path / "state folder/runs" / found["run"] / "logs/node-0.log"
     wait_for(lambda: log.exists() and "ready" in log.read_text())
     assert cli.main(["cancel", found["run"]]) == 0

@@ -220,7 +220,7 @@ def test_the_script_of_the_environments_guide_runs(tmp_path, team_index, team_wh
 
 
 @pytest.mark.torch
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ci_recipe_runs(tmp_path):
     page = (DOCS / "how-to/ci.md").read_text(encoding="utf-8")
     (recipe,) = [yaml.safe_load(one.text) for one in blocks(page) if one.language == "yaml"]
@@ -231,6 +231,7 @@ def test_ci_recipe_runs(tmp_path):
     play(page, tmp_path)
 
 
+@pytest.mark.nightly
 @pytest.mark.torch
 def test_evaluate_guide_runs(tmp_path):
     play((DOCS / "how-to/evaluate.md").read_text(encoding="utf-8"), tmp_path)

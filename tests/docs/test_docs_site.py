@@ -103,6 +103,7 @@ def test_the_bubble_that_is_drawn_is_that_of_the_formula(script, name, ranks, pi
     assert len(drawn.slots) == 2 * ranks * stages * pieces
 
 
+@pytest.mark.nightly
 @pytest.mark.torch
 def test_the_terminal_in_the_readme_shows_what_a_run_prints(script, tmp_path, monkeypatch):
     monkeypatch.delenv("DEPLOYKIT_HOME")

@@ -193,7 +193,7 @@ def test_one_process_is_refused_with_the_command_to_use(script, tmp_path):
 
 def test_the_job_file_runs(capsys):
     argv = ["submit", str(EXAMPLES / "job.yaml"), "--backend", "local", "--wait"]
-    assert cli.main([*argv, "--set", "entrypoint.args=[--epochs, 4]"]) == 0
+    assert cli.main([*argv, "--set", "entrypoint.args=[--epochs, 1]"]) == 0
     shown = capsys.readouterr().out
     assert "[rank 0] parameter server, asynchronous: test accuracy" in shown
     assert "succeeded, exit code 0" in shown

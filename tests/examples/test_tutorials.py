@@ -55,15 +55,17 @@ def epochs(text):
     return re.findall(r"epoch \d+: .*\d", text)
 
 
-def test_ddp_and_fsdp_train_the_same_network_on_any_number_of_ranks(tmp_path):
+def test_ddp_and_fsdp_train_the_same_network_on_any_number_of_ranks(submit, tmp_path):
+    """The job file is that of ddp.py on two ranks."""
     (alone,) = ranks_of(tmp_path / "1", 1, "one-to-many/single.py")
     (one,) = ranks_of(tmp_path / "one", 1, "one-to-many/ddp.py")
-    ddp = ranks_of(tmp_path / "ddp", 2, "one-to-many/ddp.py")
+    ddp = submit("local", "one-to-many", f"output={tmp_path / 'ddp'}")
+    assert "outputs collected: 1 file" in ddp
     fsdp = ranks_of(tmp_path / "fsdp", 2, "one-to-many/fsdp.py")
     assert len(epochs(alone)) == len(epochs(one)) == 6
     assert float(epochs(alone)[-1].split()[-1]) > 0.9
     assert float(epochs(one)[-1].split()[-1]) > 0.9
-    assert [epochs(text) for text in (*ddp, *fsdp)] == [epochs(one), []] * 2
+    assert [epochs(text) for text in (ddp, *fsdp)] == [epochs(one), epochs(one), []]
     saved = [torch.load(tmp_path / name / "model.pt") for name in ("one", "ddp", "fsdp")]
     assert list(saved[0]) == list(torch.load(tmp_path / "1/model.pt"))
     for name, weight in saved[0].items():
@@ -94,12 +96,6 @@ def test_the_page_shows_what_each_rank_is_told(submit):
     assert sorted(told) == rows
 
 
-def test_the_job_file_of_one_to_many_runs(submit):
-    text = submit("local", "one-to-many")
-    assert len(epochs(text)) == 6
-    assert "outputs collected: 1 file" in text
-
-
 @pytest.mark.nightly
 def test_data_parallel_and_ddp_end_with_the_same_loss(submit):
     arguments = "entrypoint.args=[--steps, 4, --parts, 2]"
@@ -124,7 +120,9 @@ def test_the_page_shows_the_figures_of_advise(capsys):
         assert [f"{1 / seconds[row[0]]:.1f}" for row in table] == [row[column] for row in table]
 
 
-@pytest.mark.parametrize("backend", ["local", pytest.param("slurm", marks=pytest.mark.slurm)])
+@pytest.mark.parametrize(
+    "backend", ["local", pytest.param("slurm", marks=[pytest.mark.slurm, pytest.mark.nightly])]
+)
 def test_a_tensor_goes_to_another_node_and_back(backend, submit, request):
     if backend == "slurm":
         request.getfixturevalue("cluster")
@@ -153,10 +151,17 @@ def test_tcp_works_without_torchrun_and_never_with_it(tmp_path, submit, capsys):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def snapshots(tmp_path_factory):
+    """The folder of the snapshots of `whole`; the last one is of its third epoch."""
+    return tmp_path_factory.mktemp("snapshots")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, snapshots):
     """What the Trainer class prints on this machine, in four epochs without interruption."""
     env = {**os.environ, "DEPLOYKIT_HOME": str(tmp_path_factory.mktemp("whole"))}
-    words = submitted("local", "trainer-class", "entrypoint.args=[--epochs, 4]")
+    arguments = "entrypoint.args=[--epochs, 4, --save-every, 3]"
+    words = submitted("local", "trainer-class", arguments, f"checkpoints={snapshots}")
     done = subprocess.run(
         [sys.executable, "-m", "deploykit", *words],
         env=env,
@@ -170,13 +175,12 @@ def whole(tmp_path_factory):
     return found
 
 
-def test_the_trainer_class_continues_from_its_snapshot(whole, submit, tmp_path):
-    folder = f"checkpoints={tmp_path / 'snapshots'}"
-    first = submit("local", "trainer-class", folder, "entrypoint.args=[--epochs, 2]")
-    assert epochs(first) == whole[:2]
-    then = submit("local", "trainer-class", folder, "entrypoint.args=[--epochs, 4]")
-    assert "continuing with epoch 2" in then
-    assert epochs(then) == whole[2:]
+def test_the_trainer_class_continues_from_its_snapshot(whole, snapshots, submit):
+    text = submit(
+        "local", "trainer-class", f"checkpoints={snapshots}", "entrypoint.args=[--epochs, 4]"
+    )
+    assert "continuing with epoch 3" in text
+    assert epochs(text) == whole[3:]
 
 
 @pytest.mark.nightly

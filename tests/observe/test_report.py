@@ -369,7 +369,7 @@ def test_nothing_that_a_run_says_becomes_markup(start, here, capsys):
 @pytest.mark.slow
 def test_a_report_of_a_huge_run_stays_small(start, here, capsys):
     names = []
-    for number in range(3):
+    for number in range(2):
         run = start(f"run-{number}x")
         names.append(f"run-{number}x")
         (run.folder / "output").mkdir()

@@ -87,8 +87,9 @@ def test_each_verb_goes_on(backend, capsys, state):
 
 @pytest.mark.torch
 def test_a_local_run_of_which_nothing_is_left(project, capsys):
+    plain = ("--set", "entrypoint.launcher=python")
     for name in ("lost", "kept"):
-        words = ["submit", "--backend", "local", "--run", name, "--wait"]
+        words = ["submit", "--backend", "local", "--run", name, *plain, "--wait"]
         assert cli.main(words) == 0
     registry.update("lost", Status(State.RUNNING))
     shutil.rmtree(paths.run_folder("lost"))

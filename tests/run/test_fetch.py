@@ -24,6 +24,8 @@ from tests.backends.slurm.slurm_helpers import wait_for
 
 BUCKET = "my-bucket"
 BIG = bytes(range(256)) * 40_000  # over 8 MiB: several parts
+PLAIN = ("--backend", "local", "--set", "entrypoint.launcher=python")
+"""Without torchrun, which would import torch."""
 KILL_AT = str(Path(__file__).parents[1] / "kill_at.py")
 
 
@@ -387,7 +389,7 @@ def test_wait_fetches_and_rm_removes_what_is_far_away(job, deploykit, project, a
 def test_files_on_this_machine_are_named_and_copied_only_where_asked(project, deploykit, tmp_path):
     script = "import os; open(os.environ['DEPLOYKIT_OUTPUT_DIR'] + '/model.txt', 'w').write('w')"
     (project / "train.py").write_text(script + "\nprint('said')\n")
-    row = deploykit("submit", "--backend", "local")
+    row = deploykit("submit", *PLAIN)
     deploykit("wait", row["run"])
     named = deploykit("fetch", row["run"])
     assert Path(named["on_this_machine"]["output"], "model.txt").read_text() == "w"
@@ -401,7 +403,7 @@ def test_files_on_this_machine_are_named_and_copied_only_where_asked(project, de
 def test_results_in_the_working_folder_are_named(project, capsys):
     """A fetch copies nothing then, and the job file needs `outputs`."""
     (project / "train.py").write_text("open('model.pt', 'w').write('w')\n")
-    assert cli.main(["submit", "--backend", "local", "--run", "elsewhere", "--wait"]) == 0
+    assert cli.main(["submit", *PLAIN, "--run", "elsewhere", "--wait"]) == 0
     capsys.readouterr()
     assert cli.main(["fetch", "elsewhere"]) == 0
     shown = capsys.readouterr()
@@ -412,7 +414,7 @@ def test_results_in_the_working_folder_are_named(project, capsys):
 def test_a_run_that_wrote_only_checkpoints_says_how_to_copy_them(project, capsys, tmp_path):
     script = "import os; open(os.environ['DEPLOYKIT_CHECKPOINT_DIR'] + '/a.pt', 'w').write('w')\n"
     (project / "train.py").write_text(script)
-    assert cli.main(["submit", "--backend", "local", "--run", "kept", "--wait"]) == 0
+    assert cli.main(["submit", *PLAIN, "--run", "kept", "--wait"]) == 0
     assert cli.main(["fetch", "kept"]) == 0
     assert "use --checkpoints --to FOLDER" in capsys.readouterr().err
     assert cli.main(["fetch", "kept", "--to", str(tmp_path / "to")]) == 0

@@ -19,6 +19,9 @@ from tests.aws_server import SECTION, sent_requests
 
 pytestmark = pytest.mark.slow
 
+PLAIN = ("--set", "entrypoint.launcher=python")
+"""Without torchrun, which would import torch."""
+
 BEFORE_THE_ROW = [
     ("before", "deploykit.bundle.archive:store"),
     ("after", "deploykit.bundle.archive:store"),
@@ -81,12 +84,11 @@ def check_state(where, seen, *, sent):
         assert (seen != "unsent") == sent
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize(("when", "where", "sent"), LOCAL)
 def test_local(project, capsys, tmp_path, when, where, sent):
     counter = tmp_path / "starts"
     (project / "train.py").write_text(f"open({str(counter)!r}, 'a').write('x')")
-    submit = ["submit", "--backend", "local", "--run", "one"]
+    submit = ["submit", "--backend", "local", "--run", "one", *PLAIN]
     assert killed(when, where, *submit) == -signal.SIGKILL
     check_state((when, where), state("one", capsys), sent=sent)
     assert cli.main(submit) == 0
@@ -101,7 +103,7 @@ def test_local(project, capsys, tmp_path, when, where, sent):
 def test_slurm(project, cluster, capsys, tmp_path, when, where, sent):
     counter = tmp_path / "starts"
     (project / "train.py").write_text(f"open({str(counter)!r}, 'a').write('x')")
-    submit = ["submit", "--backend", "slurm", "--run", "one"]
+    submit = ["submit", "--backend", "slurm", "--run", "one", *PLAIN]
     assert killed(when, where, *submit) == -signal.SIGKILL
     check_state((when, where), state("one", capsys), sent=sent)
     assert cli.main(submit) == 0

@@ -14,10 +14,10 @@ _MOST = 24 << 20
 """Bytes above what the same verb takes for a short log: the log and its values take 60 MiB."""
 _VERBS = (
     pytest.param(["metrics"], id="metrics"),
+    pytest.param(["metrics", "--csv"], id="metrics --csv", marks=pytest.mark.nightly),
     *(
         pytest.param(argv, id=" ".join(argv[:2]), marks=pytest.mark.slow)
         for argv in (
-            ["metrics", "--csv"],
             ["report", "--output", "page.html"],
             ["watch", "--once"],
             ["sync"],

@@ -32,6 +32,12 @@ def proxy(tmp_path_factory):
 
 
 @pytest.fixture
+def down(tmp_path):
+    """A server that is not started."""
+    return Server(tmp_path)
+
+
+@pytest.fixture
 def trained(start, tmp_path):
     """A function: a finished run that sends its metrics to a server, and its package."""
 
@@ -138,26 +144,17 @@ def test_a_kill_between_two_requests_doubles_nothing(when, function, trained, pr
     assert len(found) == 1
 
 
-def test_a_dry_run_asks_nothing(trained, proxy, capsys):
-    folder = trained("dry-run", proxy)
-    proxy.stop()
-    try:
-        (shown,) = register(capsys, folder, "--name", "dry", "--dry-run")["registries"]
-    finally:
-        proxy.start()
-    assert shown["tracker"] == proxy.address
+def test_a_dry_run_asks_nothing(trained, down, capsys):
+    folder = trained("dry-run", down)
+    (shown,) = register(capsys, folder, "--name", "dry", "--dry-run")["registries"]
+    assert shown["tracker"] == down.address
     create = shown["requests"]["model-versions/create"]
     assert {"key": "deploykit.run", "value": "dry-run"} in create["tags"]
     assert create["run_id"] is None
 
 
-def test_a_server_that_is_down_is_a_sentence(trained, mlflow, capsys):  # noqa: F811
-    folder = trained("down-run", mlflow)
-    mlflow.stop()
-    try:
-        error = register(capsys, folder, code=69)["error"]
-    finally:
-        mlflow.start()
+def test_a_server_that_is_down_is_a_sentence(trained, down, capsys):
+    error = register(capsys, trained("down-run", down), code=69)["error"]
     assert "cannot be reached" in error["message"]
 
 

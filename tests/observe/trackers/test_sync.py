@@ -382,7 +382,8 @@ def test_a_submitted_job_is_followed_to_its_end(project, tmp_path, capsys):
     text = "for step in range(50): print(f'step {step}/50 loss {1 / (1 + step)}', flush=True)\n"
     (project / "train.py").write_text(text)
     add(project, f"track: {{tensorboard: {tmp_path}/board}}")
-    assert cli.main(["submit", "--run", "one", "--wait"]) == 0
+    plain = ("--set", "entrypoint.launcher=python")
+    assert cli.main(["submit", "--run", "one", *plain, "--wait"]) == 0
     folder = Path(registry.known("one").folder)
     while (folder / "tracking.json").exists() is False or len(
         history(tmp_path / "board/one", "loss")
