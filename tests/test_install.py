@@ -6,6 +6,7 @@ import functools
 import http.server
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -65,11 +66,21 @@ def silent():
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-@pytest.fixture
-def install_torch(site, tmp_path):
-    """Install torch into a new environment; returns what that prints and torch's version."""
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory):
+    """An environment as the script makes it, for many tests: that takes seconds."""
+    folder = tmp_path_factory.mktemp("empty") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    return folder
 
-    def installed(**variables):
+
+@pytest.fixture
+def install_torch(site, empty, tmp_path):
+    """Install torch into an environment; returns what that prints and torch's version."""
+
+    def installed(*, made=True, **variables):
+        if made and not (tmp_path / "venv").exists():
+            shutil.copytree(empty, tmp_path / "venv", symlinks=True)
         environment = {
             "HOME": str(tmp_path),
             "PATH": f"{tmp_path}/bin:{Path(sys.executable).parent}:/usr/bin:/bin",
@@ -122,7 +133,7 @@ def test_the_ordinary_index_suffices(index, reason, install_torch, silent):
 def test_a_gpu_needs_the_ordinary_index(install_torch, tmp_path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/nvidia-smi").touch(0o755)
-    shown, version = install_torch(**PIP)
+    shown, version = install_torch(made=False, **PIP)
     assert shown.endswith("(this machine has an NVIDIA driver)\n")
     assert version == TORCH
 

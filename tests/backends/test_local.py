@@ -19,6 +19,8 @@ from deploykit.lib import paths
 from deploykit.run import lifecycle
 
 pytestmark = pytest.mark.torch
+PLAIN = ("--set", "entrypoint.launcher=python")
+"""Without torchrun, which takes seconds to start."""
 
 
 def submit(capsys, *extra):
@@ -82,7 +84,7 @@ def test_cancel_lets_the_trainer_finish(project, capsys, tmp_path):
         "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
         "print('ready', flush=True); time.sleep(600)\n"
     )
-    run = submit(capsys)["run"]
+    run = submit(capsys, *PLAIN)["run"]
     log = tmp_path / "state folder/runs" / run / "logs/node-0.log"
     wait_for(lambda: log.exists() and "ready" in log.read_text())
     assert status(capsys, run)["state"] == "running"
@@ -111,7 +113,7 @@ def test_a_daemon_that_the_script_left_ends_with_the_run(project, capsys, tmp_pa
     """The one of the cancelled run ignores SIGTERM."""
     (project / "train.py").write_text(DAEMON)
     args = ["900", "trap '' TERM; "] if cancelled else ["0", ""]
-    run = submit(capsys, "--set", f"entrypoint.args={args}")["run"]
+    run = submit(capsys, "--set", f"entrypoint.args={args}", *PLAIN)["run"]
     log = tmp_path / "state folder/runs" / run / "logs/node-0.log"
     wait_for(lambda: log.exists() and "daemon" in log.read_text())
     if cancelled:
@@ -152,7 +154,7 @@ def test_a_cancel_while_launchers_are_being_started_reaches_each(tmp_path):
 def test_the_time_limit_holds(project, capsys):
     """The minimum in a job file is a minute; the plan of this run has 3 s."""
     (project / "train.py").write_text("import time; time.sleep(600)")
-    plan = lifecycle.prepare(Path("job.yaml"), [], "local", None).plan
+    plan = lifecycle.prepare(Path("job.yaml"), list(PLAIN[1:]), "local", None).plan
     assert "--time-limit=300 " in plan.text
     text = plan.text.replace("--time-limit=300 ", "--time-limit=3 ")
     run = lifecycle.submit(plan._replace(text=text)).run
@@ -162,7 +164,7 @@ def test_the_time_limit_holds(project, capsys):
 
 def test_killed_launcher_is_not_running_for_ever(project, capsys, tmp_path):
     (project / "train.py").write_text("import time; print('up', flush=True); time.sleep(600)")
-    run = submit(capsys)["run"]
+    run = submit(capsys, *PLAIN)["run"]
     folder = tmp_path / "state folder/runs" / run
     log = folder / "logs/node-0.log"
     wait_for(lambda: log.exists() and "up" in log.read_text())
@@ -176,7 +178,8 @@ def test_killed_launcher_is_not_running_for_ever(project, capsys, tmp_path):
 def test_same_run_id_starts_one_job(project, capsys, tmp_path):
     counter = tmp_path / "starts"
     (project / "train.py").write_text(f"open({str(counter)!r}, 'a').write('x')")
-    argv = [sys.executable, "-m", "deploykit", "submit", "--backend", "local", "--run", "one"]
+    words = ["submit", "--backend", "local", "--run", "one"]
+    argv = [sys.executable, "-m", "deploykit", *words]
     many = [
         subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(5)
     ]
@@ -188,19 +191,17 @@ def test_same_run_id_starts_one_job(project, capsys, tmp_path):
     assert cli.main(["wait", "one"]) == 0
     assert counter.read_text() == "x"
     (project / "train.py").write_text("print('another')")
-    assert cli.main(["submit", "--backend", "local", "--run", "one", "--set", "retries=1"]) == 64
+    assert cli.main([*words, "--set", "retries=1"]) == 64
     told = "belongs to a different job; retries was 0, now 1; the source files, or the version"
     assert told in capsys.readouterr().err
-    assert (
-        cli.main(["submit", "--backend", "local", "--run", "one", "--set", "env.A=private"]) == 64
-    )
+    assert cli.main([*words, "--set", "env.A=private"]) == 64
     message = capsys.readouterr().err
     assert "belongs to a different job; env.A differs; " in message
     assert "private" not in message
 
 
 def test_dry_run_is_what_runs(project, capsys, tmp_path):
-    argv = ["submit", "--backend", "local", "--run", "same", "--set", "resources.nodes=2"]
+    argv = ["submit", "--backend", "local", "--run", "same", "--nodes", "2", *PLAIN]
     assert cli.main([*argv, "--dry-run"]) == 0
     text = capsys.readouterr().out
     assert cli.main(argv) == 0
@@ -267,7 +268,7 @@ def test_the_curve_of_a_tqdm_bar_has_its_steps_and_logs_show_few_states(project,
         "    bar.set_postfix(loss=1 / step)\n"
         "    time.sleep(0.15)\n"
     )
-    run = submit(capsys, "--wait", "--set", "entrypoint.launcher=python")["run"]
+    run = submit(capsys, "--wait", *PLAIN)["run"]
     assert cli.main(["metrics", run, "--name", "loss", "--csv"]) == 0
     losses = capsys.readouterr().out.splitlines()[1:]
     assert len(losses) >= 5  # all 15, unless the machine is very busy

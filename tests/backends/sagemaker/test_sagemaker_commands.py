@@ -117,7 +117,7 @@ def test_attach_reports_a_missing_job(aws, deploykit):
     )
 
 
-JOBS = 100
+JOBS = 40
 THROTTLED = "throttled"
 FAULTS = (THROTTLED, "failed before", "failed after")
 

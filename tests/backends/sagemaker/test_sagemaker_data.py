@@ -32,6 +32,7 @@ from deploykit.lib import paths
 from deploykit.lib.errors import NotPermitted, SubmitRefused, TryAgain, UsageError
 from deploykit.run import lifecycle
 from tests.aws_server import SECTION, sent_requests
+from tests.nightly import few
 
 pytestmark = pytest.mark.aws
 FILES = {f"part {number:02}/ü.bin": f"content {number}" * 40 for number in range(12)}
@@ -473,10 +474,11 @@ class Killing:
 
 
 @pytest.mark.slow
-def test_after_kills_nothing_is_sent_twice_and_nothing_half_is_used(aws, job_file, s3):
-    """SIGKILL in the middle of an upload, ten times, after as many files."""
+@pytest.mark.parametrize("counts", few([[1, 0, 2], [1, 2, 0, 1, 2, 1, 0, 1, 1, 2]], [1, 0, 2]))
+def test_after_kills_nothing_is_sent_twice_and_nothing_half_is_used(aws, job_file, s3, counts):
+    """SIGKILL in the middle of an upload, each time after as many files."""
     complete = Counter()
-    for count in (1, 2, 0, 1, 2, 1, 0, 1, 1, 2):
+    for count in counts:
         aws.respond = killing = Killing(count, complete)
         argv = [sys.executable, "-m", "deploykit", *SUBMIT]
         killing.process = subprocess.Popen(argv, stderr=subprocess.DEVNULL)

@@ -12,18 +12,21 @@ from tests.backends.slurm.slurm_helpers import folder_of
 
 @pytest.fixture
 def make_plan(tmp_path):
-    """A function that plans a script given as text; the bundle has the real node plane."""
+    """A function that plans a script given as text; the bundle has the real node plane.
+
+    torchrun takes seconds to start, so that only tests about its ranks ask for it.
+    """
     source = tmp_path / "source"
 
-    def make(program, *, run="one-1", options=None, args=(), env=None, retries=0, **resources):
+    def make(program, *, launcher="python", run="one-1", options=None, args=(), **more):
         source.mkdir(exist_ok=True)
+        fields = {name: more.pop(name) for name in ("env", "retries") if name in more}
         (source / "train.py").write_text(program)
         job = JobSpec(
             "one",
-            Entrypoint("train.py", args=tuple(args)),
-            Resources(**{"time_limit": 600, **resources}),
-            env=env or {},
-            retries=retries,
+            Entrypoint("train.py", args=tuple(args), launcher=launcher),
+            Resources(**{"time_limit": 600, **more}),
+            **fields,
         )
         chosen = options or slurm.Options()
         assert list(slurm.check(job, chosen)) == []

@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
+os.environ |= {"RANK": os.environ["NODE_RANK"], "WORLD_SIZE": os.environ["NNODES"]}
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 folder = pathlib.Path(os.environ["DEPLOYKIT_CHECKPOINT_DIR"])
@@ -108,10 +109,7 @@ if os.environ["NODE_RANK"] == "0":
 
 def test_on_a_shared_folder_the_first_node_copies_for_all(cluster, aws, make_plan, send, tmp_path):
     def ran(run):
-        plan = make_plan(SHARED, nodes=2, run=run)
-        entrypoint = dataclasses.replace(plan.job.entrypoint, launcher="python")
-        job = dataclasses.replace(plan.job, entrypoint=entrypoint)
-        handle = send(with_bucket(plan._replace(job=job)))
+        handle = send(with_bucket(make_plan(SHARED, nodes=2, run=run)))
         assert ended(handle).state is State.SUCCEEDED, lines(handle)
         return lines(handle)
 

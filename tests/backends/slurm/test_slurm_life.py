@@ -71,6 +71,7 @@ def test_two_nodes_by_two_ranks(cluster, make_plan, send, tmp_path):
     prolog.chmod(0o755)
     plan = make_plan(
         REPORT,
+        launcher="torchrun",
         args=HOSTILE,
         env={"OMP_NUM_THREADS": "1", "ODD": "a\nb '$(id)'"},
         nodes=2,
@@ -109,10 +110,11 @@ def test_two_nodes_by_two_ranks(cluster, make_plan, send, tmp_path):
     assert sorted(ranks) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_the_exit_code_of_the_trainer(cluster, make_plan, send, nodes):
-    program = "import os, sys, time; time.sleep(1); sys.exit(7 if os.environ['RANK'] == '0' else 0)"
-    status = ended(send(make_plan(program, nodes=nodes)))
+@pytest.mark.parametrize(("nodes", "launcher"), [(1, "python"), (2, "torchrun")])
+def test_the_exit_code_of_the_trainer(cluster, make_plan, send, nodes, launcher):
+    code = "7 if os.environ.get('RANK', '0') == '0' else 0"
+    program = f"import os, sys, time; time.sleep(1); sys.exit({code})"
+    status = ended(send(make_plan(program, nodes=nodes, launcher=launcher)))
     assert (status.state, status.native, status.exit_code) == (State.FAILED, "FAILED", 7)
     assert "7" in status.reason
 
@@ -135,7 +137,9 @@ def test_states_from_queued_to_cancelled(cluster, make_plan, send, tmp_path):
 @pytest.mark.nightly
 def test_a_job_that_was_suspended_and_resumed_goes_on(cluster, make_plan, send, tmp_path):
     """As gang scheduling does it. The launcher looks at its ranks every 0.25 s."""
-    handle = send(make_plan(WAITS, nodes=2, env={"DEPLOYKIT_STALL_SECONDS": "15"}))
+    handle = send(
+        make_plan(WAITS, launcher="torchrun", nodes=2, env={"DEPLOYKIT_STALL_SECONDS": "15"})
+    )
     folder = folder_of("one-1", tmp_path)
     logs = [folder / "logs" / f"node-{node}.log" for node in (0, 1)]
     wait_for(lambda: all(log.exists() and "up" in log.read_text() for log in logs))
@@ -243,7 +247,7 @@ def test_a_controller_that_is_down(box, make_plan, send, monkeypatch):
 
 
 def test_a_job_is_found_that_a_frozen_controller_queued(cluster, make_plan, send, monkeypatch):
-    plan = make_plan(REPORT)
+    plan = make_plan("print('up')")
     controller = int((cluster / "run/slurmctld.pid").read_text())
     monkeypatch.setattr(commands, "setting", lambda *_: "box")  # as if queried before the freeze
     pauses = []
@@ -268,7 +272,8 @@ def test_a_job_is_found_that_a_frozen_controller_queued(cluster, make_plan, send
 def test_a_frozen_controller_hides_no_run(cluster, project, capsys):
     """`squeue` waits for 10 s (MessageTimeout); `list` shows what is known after 5 s."""
     (project / "train.py").write_text("import time; time.sleep(900)")
-    assert cli.main(["submit", "--backend", "slurm", "--run", "one"]) == 0
+    plain = ["--set", "entrypoint.launcher=python"]
+    assert cli.main(["submit", "--backend", "slurm", "--run", "one", *plain]) == 0
     capsys.readouterr()
 
     def running():
@@ -295,7 +300,7 @@ def test_a_submit_from_a_rank_of_another_job(cluster, make_plan, send, tmp_path,
     inherited += "SQUEUE_STATES=CG SBATCH_EXPORT=NONE"
     for variable in inherited.split():
         monkeypatch.setenv(*variable.split("="))
-    handle = send(make_plan(REPORT, memory=512 * 1024**2))
+    handle = send(make_plan(REPORT, launcher="torchrun", memory=512 * 1024**2))
     assert ended(handle).state is State.SUCCEEDED
     _, environ = json.loads((folder_of("one-1", tmp_path) / "output/0").read_text())
     assert environ["WORLD_SIZE"] == "1"
@@ -328,7 +333,7 @@ def test_gpus_by_gres_with_setup_and_export_none(cluster, make_plan, send, tmp_p
     marker = tmp_path / "set up"
     setup = ("#SBATCH --hold", f"echo \"$SLURM_JOB_ID\" > '{marker}'")
     options = Options(gres_style="gres", setup=setup, extra={"export": "NONE"})
-    handle = send(make_plan(REPORT, gpus_per_node=2, options=options))
+    handle = send(make_plan(REPORT, launcher="torchrun", gpus_per_node=2, options=options))
     assert ended(handle).state is State.SUCCEEDED
     ranks = sorted(path.name for path in (folder_of("one-1", tmp_path) / "output").iterdir())
     assert ranks == ["0", "1"]
@@ -366,7 +371,7 @@ os._exit(0)
 def test_another_user_cannot_run_code_through_the_store(cluster, make_plan, send, tmp_path):
     """The ranks then restart, which reads everything that was written to the store."""
     marker, folder = tmp_path / "it ran", folder_of("one-1", tmp_path)
-    handle = send(make_plan(RESTARTED, nodes=2, retries=1))
+    handle = send(make_plan(RESTARTED, launcher="torchrun", nodes=2, retries=1))
     logs = [folder / "logs" / f"node-{node}.log" for node in range(2)]
     wait_for(lambda: all(log.exists() and " met 2 0" in log.read_text() for log in logs))
     report = attack(marker, stores(folder))

@@ -23,7 +23,7 @@ pytestmark = [
 
 
 def submit(run, *settings, code=0):
-    argv = ["submit", "--backend", "slurm", "--run", run]
+    argv = ["submit", "--backend", "slurm", "--run", run, "--set", "entrypoint.launcher=python"]
     argv += [word for one in settings for word in ("--set", one)]
     while (exit_code := cli.main(argv)) == TryAgain.exit_code:  # the controller is busy
         time.sleep(1)

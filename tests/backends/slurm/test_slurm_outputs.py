@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slu
 TUTORIAL = """\
 import os, pathlib, time, torch
 
+os.environ |= {"RANK": os.environ["NODE_RANK"], "WORLD_SIZE": os.environ["NNODES"]}
 torch.distributed.init_process_group("gloo")
 epoch = torch.load("snapshot.pt")["epoch"] if os.path.exists("snapshot.pt") else 0
 print("starts at epoch", epoch, flush=True)
@@ -105,7 +106,9 @@ def test_both_nodes_run_the_python_of_the_environment(
         home.mkdir()
         prefix, script = a_python(home / "my venv", with_torch=True), None
         environment = Environment(venv="~/my venv" if kind == "home" else str(prefix))
-    plan = changed(make_plan(SHOW, nodes=2, args=("a:b", ":")), environment=environment)
+    launcher = "torchrun" if kind == "conda" else "python"
+    made = make_plan(SHOW, launcher=launcher, nodes=2, args=("a:b", ":"))
+    plan = changed(made, environment=environment)
     handle = send(plan)
     assert ended(handle).state is State.SUCCEEDED, lines(handle)
     assert lines(handle).count(f"prefix {prefix} {script}") == 2
@@ -126,7 +129,8 @@ def test_an_environment_that_is_gone_ends_the_job_and_status_says_so(
 
 def test_wait_lists_what_a_job_wrote(cluster, project, capsys):
     (project / "train.py").write_text("open('a.log', 'w').write('x' * 2500)")
-    assert cli.main(["submit", "-b", "slurm", "--wait", "--set", "outputs=['*.log']"]) == 0
+    sets = ["--set", "outputs=['*.log']", "--set", "entrypoint.launcher=python"]
+    assert cli.main(["submit", "-b", "slurm", "--wait", *sets]) == 0
     said = capsys.readouterr().out
     assert "files   1 file, 2.5 kB, in " in said
     assert cli.main(["status"]) == 0

@@ -19,16 +19,13 @@ pytestmark = [
     pytest.mark.skipif(UV is None, reason="uv is not installed: pip install uv"),
 ]
 PROGRAM = """\
-import sys, tiny
-import torch.distributed as dist
-dist.init_process_group("gloo")
+import sys, tiny, torch
 print("tiny", tiny.version, sys.prefix)
-dist.destroy_process_group()
 """
 
 
 def submit(*words):
-    sets = [*ACCESS, "environment={uv: ., node_local: true}"]
+    sets = [*ACCESS, "environment={uv: ., node_local: true}", "entrypoint.launcher=python"]
     more = [word for setting in sets for word in ("--set", setting)]
     return cli.main(["submit", "-b", "slurm", "--nodes", "2", "--wait", *words, *more])
 

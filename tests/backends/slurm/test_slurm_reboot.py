@@ -20,7 +20,7 @@ print("restart", restart, flush=True)
 if restart == "0":
     time.sleep(900)
 """
-TWO = ("resources.nodes=2", "entrypoint={script: waiting.py}")
+TWO = ("resources.nodes=2", "entrypoint={script: waiting.py, launcher: python}")
 
 
 @pytest.fixture

@@ -27,7 +27,8 @@ def deploykit(project, cluster, capsys):
 
 
 def submit(run, *settings):
-    chosen = [word for setting in settings for word in ("--set", setting)]
+    sets = ("entrypoint.launcher=python", *settings)
+    chosen = [word for setting in sets for word in ("--set", setting)]
     return ["submit", "--backend", "slurm", "--run", run, *chosen]
 
 

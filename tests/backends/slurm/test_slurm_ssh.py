@@ -39,9 +39,10 @@ sys.exit(int(os.environ.get("CODE", "0")))
 """
 JOB = """\
 name: far
-entrypoint: {script: train.py, args: ["it's", "$(id)", "é"]}
+entrypoint: {script: train.py, args: ["it's", "$(id)", "é"], launcher: python}
 resources: {time_limit: 10m}
 """
+TORCHRUN = ("--set", "entrypoint.launcher=torchrun")
 
 ODD = [[5], [0, 1, 2, 3, 4, 6, 7]]
 """The ranks of HANGING by place."""
@@ -71,7 +72,7 @@ def laptop(cluster, node, tmp_path, monkeypatch):
     output("scancel", f"--user={node.user}")
 
 
-def run(*words):
+def process(*words):
     """Run a command in a process without a cluster: exit code, standard output and error."""
     env = {name: value for name, value in os.environ.items() if name != "SLURM_CONF"}
     argv = [sys.executable, "-m", "deploykit", *words]
@@ -79,15 +80,18 @@ def run(*words):
     return done.returncode, done.stdout, done.stderr
 
 
-def submit(node, name, *words):
-    """Submit in this process, which is faster: exit code, standard output and error."""
-    argv = ["submit", "--backend", "slurm", "--run", name, *node.settings, *words]
+def run(*words):
+    """The same in this process, which is faster."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as off_cluster:
         off_cluster.delenv("SLURM_CONF")
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = cli.main(argv)
+            code = cli.main([*words])
     return code, out.getvalue(), err.getvalue()
+
+
+def submit(node, name, *words):
+    return run("submit", "--backend", "slurm", "--run", name, *node.settings, *words)
 
 
 def remote_folder(node, name):
@@ -101,15 +105,17 @@ def jobs_of(name):
 
 
 def test_the_life_of_a_run(laptop):
-    code, out, err = submit(laptop, "life")
+    code, out, err = process(
+        *("submit", "--backend", "slurm", "--run", "life"), *laptop.settings, *TORCHRUN
+    )
     assert code == 0, err
     assert "slurm://login1/" in out
-    code, out, err = run("wait", "life")
+    code, out, err = process("wait", "life")
     assert code == 0, (out, err, run("logs", "life"))
-    code, out, _ = run("logs", "life", "--rank", "0")
+    code, out, _ = process("logs", "life", "--rank", "0")
     assert (code, out) == (0, "[rank 0] hello it's $(id) é\n")
     assert (remote_folder(laptop, "life") / "output/starts").read_text() == f"{laptop.user}\n"
-    (row,) = json.loads(run("status", "life", "--json")[1])
+    (row,) = json.loads(process("status", "life", "--json")[1])
     assert row["output"] == f"login1:{remote_folder(laptop, 'life')}/output"
     assert len(jobs_of("life")) == 1
 
@@ -277,11 +283,11 @@ def test_an_array_and_the_exit_code_of_the_trainer(laptop):
 
 def test_a_command_beside_a_rank(laptop):
     (Path.cwd() / "train.py").write_text("import time; print('up', flush=True); time.sleep(600)")
-    assert submit(laptop, "inside")[0] == 0
+    assert submit(laptop, "inside", *TORCHRUN)[0] == 0
     wait_for(lambda: "up" in run("logs", "inside")[1])
     wait_for(lambda: json.loads(run("status", "inside", "--json")[1])[0]["state"] == "running")
     script = 'echo "$RANK $1 $(id -un)"; exit 7'
-    code, out, err = run("exec", "inside", "--", "sh", "-c", script, "sh", "it's  $HOME")
+    code, out, err = process("exec", "inside", "--", "sh", "-c", script, "sh", "it's  $HOME")
     assert code == 7, err
     assert out.endswith(f"\n0 it's  $HOME {laptop.user}\n")  # after what the login prints
     assert run("cancel", "inside")[0] == 0
@@ -291,7 +297,7 @@ def test_a_command_beside_a_rank(laptop):
 def test_the_stacks_of_eight_ranks_of_an_ordinary_user(laptop):
     """Who may read their own processes, and no others."""
     Path("train.py").write_text(HANGING)
-    settings = ["--nodes", "2", "--processes-per-node", "4"]
+    settings = ["--nodes", "2", "--processes-per-node", "4", *TORCHRUN]
     assert submit(laptop, "stacks", *settings)[0] == 0
 
     def found():
@@ -311,7 +317,7 @@ def test_an_editor_stops_a_rank_behind_the_login_node(laptop, monkeypatch):
     with monkeypatch.context() as off_cluster:
         off_cluster.delenv("SLURM_CONF")
         words = ["--processes-per-node", "2", "--nodes", "2", "--backend", "slurm"]
-        check(Path.cwd(), "3", *words, *laptop.settings)
+        check(Path.cwd(), "3", *words, *laptop.settings, *TORCHRUN)
 
 
 def test_a_refusal(laptop):
@@ -406,7 +412,7 @@ def test_files_on_the_host_are_private(laptop):
     if not os.getuid():
         shutil.chown(home, laptop.user)
     home.chmod(0o777)
-    code, _, err = run("submit", "--backend", "slurm", "--run", "closed", *laptop.settings)
+    code, _, err = process("submit", "--backend", "slurm", "--run", "closed", *laptop.settings)
     assert code == 0, err
     assert f"login1: {home}: the folder was accessible to other users; its mode is now 0700" in err
     assert run("wait", "closed")[0] == 0

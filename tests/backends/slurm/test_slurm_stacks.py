@@ -21,7 +21,7 @@ from tests.backends.slurm.slurm_helpers import ended, wait_for
 HANGING = """
 import os, time
 def work():
-    if os.environ["RANK"] == "5":
+    if os.environ.get("RANK") == "5":
         time.sleep(900)
     time.sleep(900)
 print("up", flush=True)
@@ -42,7 +42,9 @@ def hang(cluster, make_plan, send, monkeypatch):
     handles = []
 
     def start(ranks, **more):
-        handles.append(send(make_plan(HANGING, nodes=2, processes_per_node=ranks // 2, **more)))
+        more |= {"nodes": 2, "processes_per_node": ranks // 2}
+        launcher = "python" if ranks == 2 else "torchrun"
+        handles.append(send(make_plan(HANGING, launcher=launcher, **more)))
         folder = Path(handles[0].folder)
         monkeypatch.setenv("SLURM_NNODES", "1")
         monkeypatch.setenv("SLURM_JOB_ID", "1")
@@ -57,8 +59,9 @@ def hang(cluster, make_plan, send, monkeypatch):
 @pytest.mark.slurm
 @pytest.mark.torch
 @pytest.mark.xdist_group("slurm")
-def test_eight_ranks_on_two_nodes(hang):
-    handle, folder = hang(8)
+def test_stacks_of_eight_ranks_on_two_nodes_and_a_command_beside_one(hang):
+    """The command has input that it reads, and runs on the second node."""
+    handle, folder = hang(8, env={"MINE": "a  b"})
 
     def all_up():
         name = str(time.monotonic_ns())
@@ -73,22 +76,14 @@ def test_eight_ranks_on_two_nodes(hang):
     assert len({one.host for one in dump.ranks}) == 2
     assert {one.tool for one in dump.ranks} == {"py-spy"}, list(stacks.lines(dump))
     assert dump.absent == []
-
-
-@pytest.mark.slurm
-@pytest.mark.torch
-@pytest.mark.xdist_group("slurm")
-def test_a_command_beside_a_rank_of_the_second_node(hang):
-    """With input that it reads."""
-    handle, folder = hang(4, env={"MINE": "a  b"})
     hosts = {one.rank: one.host for one in exit_records.processes(folder)}
     script = 'cat; echo "$RANK $MINE $SLURMD_NODENAME $PWD"; exit 7'
-    argv = slurm.enter(handle, 3, ["sh", "-c", script], terminal=False)
+    argv = slurm.enter(handle, 5, ["sh", "-c", script], terminal=False)
     done = subprocess.run(argv, input="in\n", capture_output=True, text=True, check=False)
-    assert done.stdout == f"in\n3 a  b {hosts[3]} {folder / 'source'}\n", done.stderr
+    assert done.stdout == f"in\n5 a  b {hosts[5]} {folder / 'source'}\n", done.stderr
     assert done.returncode == 7
-    assert "--pty" in slurm.enter(handle, 3, (), terminal=True)
-    assert len(exit_records.processes(folder)) == 4  # all go on
+    assert "--pty" in slurm.enter(handle, 5, (), terminal=True)
+    assert len(exit_records.processes(folder)) == 8  # all go on
 
 
 def looked_at(folder):
@@ -123,15 +118,15 @@ def is_cancelled(handle):
 )
 def test_a_job_that_hangs_until_slurm_stops_it_keeps_its_stacks(end, hang):
     """Slurm ends the ranks itself, before its signal has reached the launchers."""
-    handle, folder = hang(4, env={"DEPLOYKIT_STALL_SECONDS": "120"})
+    handle, folder = hang(2, env={"DEPLOYKIT_STALL_SECONDS": "120"})
     logs = [folder / "logs" / f"node-{node}.log" for node in range(2)]
-    wait_for(lambda: all(path.read_text().count("] up") == 2 for path in logs))
-    wait_for(lambda: looked_at(folder) == 4)
+    wait_for(lambda: all(path.read_text().count("] up") == 1 for path in logs))
+    wait_for(lambda: looked_at(folder) == 2)
     end(handle)
     status = ended(handle)
     assert status.native.partition(" ")[0] in {"TIMEOUT", "CANCELLED"}
     text = wait_for(lambda: stacks.stall_reason(folder, ended=True))  # the launchers end later
-    assert text.endswith(" before it was stopped: all 4 ranks are in work (train.py:6)")
+    assert text.endswith(" before it was stopped: all 2 ranks are in work (train.py:6)")
 
 
 def test_a_job_without_a_running_rank(make_plan, tmp_path):

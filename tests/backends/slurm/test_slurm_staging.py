@@ -14,6 +14,8 @@ from deploykit.job.model import InputChannel, State
 from tests.backends.slurm.slurm_helpers import ended, folder_of, output, wait_for
 from tests.test_staging_runs import NAMES, TRAIN, shown
 
+PLAIN = TRAIN.replace("GROUP_RANK", "NODE_RANK")
+"""Without torchrun."""
 pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm")]
 
 
@@ -41,7 +43,7 @@ def source(tmp_path):
 @pytest.mark.parametrize("stage", ["node", "shard", "shared"])
 def test_two_nodes_copy_their_data(cluster, make_plan, send, tmp_path, source, stage):
     folder = None if stage == "shared" else str(tmp_path / "$SLURMD_NODENAME")
-    made = make_plan(TRAIN, nodes=2)
+    made = make_plan(PLAIN, nodes=2)
     handle = send(plan(made, InputChannel(str(source), stage, folder)))
     assert ended(handle).state is State.SUCCEEDED
     first, second = read(handle)
@@ -57,7 +59,7 @@ def test_a_requeued_job_finds_its_copy(cluster, make_plan, send, tmp_path, aws):
     client = boto3.client("s3", region_name="us-east-1")
     for name in NAMES:
         client.put_object(Bucket="my-bucket", Key=f"digits/{name}", Body=b"x" * 1000)
-    waiting = TRAIN + (
+    waiting = PLAIN + (
         "import time\nif not int(os.environ.get('SLURM_RESTART_COUNT') or 0): time.sleep(900)\n"
     )
     channel = InputChannel("s3://my-bucket/digits", "node", str(tmp_path / "$SLURMD_NODENAME"))

@@ -26,6 +26,7 @@ import boto3
 
 ROOT = Path(__file__).resolve().parents[4]
 PROGRAMS = ROOT / ".venv-sagemaker" / "bin"
+TRAIN = Path(__file__).with_name("bin")
 BASE = "/opt/ml"
 _TAIL = 4000
 
@@ -175,7 +176,7 @@ def _environment(host, request, endpoint):
         "AWS_REGION": json.loads(request["HyperParameters"]["sagemaker_region"]),
         "AWS_SECRET_ACCESS_KEY": "testing",
         "HOME": host.base,
-        "PATH": f"{PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin",
+        "PATH": f"{TRAIN}:{PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin",
         "S3_ENDPOINT_URL": endpoint,
         "SAGEMAKER_BASE_DIR": host.base,
         "SAGEMAKER_TRAINING_MODULE": "sagemaker_pytorch_container.training:main",

@@ -10,6 +10,7 @@ import textwrap
 import pytest
 
 from deploykit.cli import main as cli
+from deploykit.job.model import Entrypoint
 from deploykit.observe import traces
 from tests.backends.sagemaker.launcher.sagemaker_hosts import (
     LauncherFailedError,
@@ -39,6 +40,9 @@ ARGUMENTS = (
     *("--flag", "a b", "--repeat=1", "--repeat=2", "", "-", "--", "ü😀", "$(exit 3)", "`id`"),
     *("'single'", '"double"', "back\\slash", "line\nend", "*", "{{ x }}", "#SBATCH", "x" * 5000),
 )
+PLAIN = {"nodes": 1, "processes_per_node": 1, "distribution": "none"}
+PLAIN["entrypoint"] = Entrypoint("train.py", launcher="python")
+"""A job that starts without importing torch."""
 
 
 @pytest.fixture
@@ -81,8 +85,7 @@ def test_the_program_reads_the_data_of_a_channel(aws, captured, program, hosts):
         "data = Path(os.environ['DEPLOYKIT_DATA_TRAIN'])\n"
         "shutil.copy(data / 'a/b.txt', os.environ['DEPLOYKIT_OUTPUT_DIR'])\n"
     )
-    alone = {"nodes": 1, "processes_per_node": 1, "distribution": "none"}
-    request = captured(program(copy), data={"train": "s3://my-bucket/set"}, **alone)
+    request = captured(program(copy), data={"train": "s3://my-bucket/set"}, **PLAIN)
     (output,) = run_on_hosts(request, aws.endpoint, on_loopback(hosts, 1))
     assert (output / "b.txt").read_text() == "42"
 
@@ -177,7 +180,7 @@ def test_a_source_that_is_replaced_after_submit_is_not_run(
         assert "ExitCode 78" in (hosts / "host-0/output/failure").read_text()
 
 
-WITH_ENTRYPOINT = {"image_entrypoint": ("env", "IMAGE=1"), "nodes": 1}
+WITH_ENTRYPOINT = {**PLAIN, "image_entrypoint": ("env", "IMAGE=1")}
 
 
 def test_with_image_entrypoint_a_replaced_launcher_is_not_run(aws, captured, program, hosts):

@@ -18,6 +18,7 @@ from tests.aws_server import recorder
 from tests.backends.sagemaker.launcher.sagemaker_hosts import LauncherFailedError, run_on_hosts
 from tests.backends.sagemaker.launcher.sagemaker_namespaces import GATEWAY, namespaces
 from tests.backends.sagemaker.launcher.test_sagemaker_launcher import ARGUMENTS
+from tests.ports import free_port
 from tests.programs import needs
 from tests.trainer_losses import losses
 
@@ -33,7 +34,7 @@ pytestmark = [
 ]
 
 TRAINER = Path(__file__).parents[4] / "entrypoints"
-TRAINING = ("--epochs", "1", "--batch-size", "64", "--log-every", "1", "--seed", "0")
+TRAINING = ("--steps", "6", "--batch-size", "64", "--log-every", "1", "--no-tensorboard")
 RECORDER = textwrap.dedent(
     """\
     import json, os, runpy, sys
@@ -47,6 +48,21 @@ RECORDER = textwrap.dedent(
     """
 )
 """Records its arguments and environment, then runs the trainer."""
+ALONE = textwrap.dedent(
+    """\
+    import os, runpy, sys
+    import train
+
+    sys.argv.pop(0)
+    for rank in range(4):
+        if os.fork() == 0:
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            runpy.run_path(sys.argv[0], run_name="__main__")
+            sys.exit()
+    sys.exit(any(os.wait()[1] for _ in range(4)))
+    """
+)
+"""Imports torch once, for four ranks."""
 CHOSEN = {"NCCL_DEBUG": "VERSION", "NCCL_PROTO": "LL", "FI_PROVIDER": "tcp", "OMP_NUM_THREADS": "1"}
 
 
@@ -91,13 +107,14 @@ def test_a_world_that_is_too_small_is_stopped(captured, two, program):
 
 
 def on_one_node(folder):
-    """The losses of four processes that plain torchrun starts."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    """The losses of four ranks of the trainer, without any launcher."""
+    world = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}
+    world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     folders = {"DEPLOYKIT_OUTPUT_DIR": str(folder), "DEPLOYKIT_CHECKPOINT_DIR": str(folder)}
     subprocess.run(
-        [*torchrun, "train.py", *TRAINING],
+        [sys.executable, "-c", ALONE, "train.py", *TRAINING],
         cwd=TRAINER,
-        env={**os.environ, **folders, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **folders, **world, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         check=True,
     )

@@ -11,24 +11,25 @@ from tests.backends.sagemaker.launcher.sagemaker_hosts import (
     on_loopback,
     run_on_hosts,
 )
+from tests.backends.sagemaker.launcher.test_sagemaker_launcher import PLAIN
 
 pytestmark = [pytest.mark.aws, pytest.mark.torch, pytest.mark.xdist_group("port-7777")]
 
 TUTORIAL = textwrap.dedent(
     """\
-    import os
-    import torch
-    import torch.distributed as dist
+    import json, os, time
+    from pathlib import Path
 
-    dist.init_process_group("gloo")
-    rank, node = dist.get_rank(), dist.get_rank() // 2
-    old = torch.load("snapshot.pt") if os.path.exists("snapshot.pt") else {"epoch": 0, "node": node}
+    rank, snapshot, seen = int(os.environ["RANK"]), Path("snapshot.pt"), Path("seen")
+    node = rank // 2
+    old = json.loads(snapshot.read_text()) if snapshot.exists() else {"epoch": 0, "node": node}
     print("rank", rank, "starts at epoch", old["epoch"], "of node", old["node"], flush=True)
-    dist.barrier()
-    if os.environ["LOCAL_RANK"] == "0":
-        torch.save({"epoch": old["epoch"] + 1, "node": node}, "snapshot.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    if os.environ["LOCAL_RANK"] == "1":
+        seen.touch()
+    else:
+        while not seen.exists():
+            time.sleep(0.1)
+        snapshot.write_text(json.dumps({"epoch": old["epoch"] + 1, "node": node}))
     """
 )
 KEPT = "checkpoints/working_folder"
@@ -87,8 +88,7 @@ def test_an_interrupted_machine_has_kept_what_was_complete(aws, captured, progra
 
 def test_what_a_failing_program_wrote_is_collected(aws, captured, program, hosts):
     text = "open('a.pt', 'w').write('1'); raise ValueError('no')"
-    alone = {"nodes": 1, "processes_per_node": 1}
-    request = captured(program(text), outputs=("*.pt",), **alone)
+    request = captured(program(text), outputs=("*.pt",), **PLAIN)
     (host,) = hosts("one", 1)
     with pytest.raises(LauncherFailedError):
         run_on_hosts(request, aws.endpoint, [host])
@@ -98,8 +98,7 @@ def test_what_a_failing_program_wrote_is_collected(aws, captured, program, hosts
 @pytest.mark.parametrize("distribution", ["torch_distributed", "none"])
 def test_without_outputs_the_log_says_what_is_lost(aws, captured, program, hosts, distribution):
     text = "open('a.pt', 'w').write('1' * 1500)"
-    alone = {"nodes": 1, "processes_per_node": 1, "distribution": distribution}
-    request = captured(program(text), **alone)
+    request = captured(program(text), **PLAIN | {"distribution": distribution})
     (host,) = hosts("one", 1)
     run_on_hosts(request, aws.endpoint, [host])
     said = "[node 0] written to the working folder: 1 file, 1.5 kB: a.pt (1.5 kB); to keep them"
