@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
 INTERVAL = 5
 
 
-@pytest.mark.parametrize("kills", few([15, 50], 15))
+@pytest.mark.parametrize("kills", few([10, 50], 10))
 def test_kills_lose_at_most_an_interval_each(kills, pools, tmp_path):
     process = start(["-m", "tests.trainer.random_kills", str(tmp_path), str(kills)], tmp_path)
     rounds = [json.loads(line) for line in process.communicate()[0].splitlines()]
