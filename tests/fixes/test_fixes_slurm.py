@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
 
 JOB = """\
 name: one
-entrypoint: {script: train.py}
+entrypoint: {script: train.py, launcher: %s}
 resources: {nodes: %d, processes_per_node: 1, time_limit: 5m%s}
 env: {OMP_NUM_THREADS: 1}
 slurm: %s
@@ -26,14 +26,15 @@ slurm: %s
 
 @pytest.fixture
 def job(cluster, tmp_path, monkeypatch):
-    """A function that writes the job of this folder."""
+    """A function that writes the job of this folder; one rank needs no torchrun, nor torch."""
     folder = tmp_path / "source"
     folder.mkdir()
     monkeypatch.chdir(folder)
 
     def write(program, slurm="{}", nodes=1, more=""):
         Path("train.py").write_text(program)
-        Path("job.yaml").write_text(JOB % (nodes, more, slurm))
+        launcher = "python" if nodes == 1 else "torchrun"
+        Path("job.yaml").write_text(JOB % (launcher, nodes, more, slurm))
 
     return write
 

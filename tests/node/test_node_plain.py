@@ -122,7 +122,8 @@ def sums(run):
 
 @pytest.mark.torch
 @pytest.mark.slow
-@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.nightly), 2])
+@pytest.mark.nightly
+@pytest.mark.parametrize("nodes", [1, 2])
 def test_a_script_that_starts_its_own_processes(tmp_path, monkeypatch, nodes):
     project(tmp_path, monkeypatch, nodes)
     assert cli.main(["submit", "--backend", "local", "--run", "one", "--wait"]) == 0

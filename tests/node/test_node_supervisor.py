@@ -406,7 +406,10 @@ def test_a_wrong_number_of_nodes_is_refused_at_once(bundle):
     ("end", "code", "reason"),
     [
         ("sys.exit(75)", 75, "rank 0 exited with code 75"),
-        ("os.kill(os.getpid(), 11)", 139, "rank 0 was terminated by SIGSEGV (exit code 139)"),
+        pytest.param(
+            *("os.kill(os.getpid(), 11)", 139, "rank 0 was terminated by SIGSEGV (exit code 139)"),
+            marks=pytest.mark.nightly,
+        ),
         ("os.kill(os.getppid(), 9)", 137, "rank 0 disappeared, as if killed by SIGKILL"),
     ],
 )

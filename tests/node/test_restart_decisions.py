@@ -14,6 +14,7 @@ from deploykit_node import records
 from deploykit_node.restart import decision, failure
 from deploykit_node.restart.failure import Failure
 from tests.diagnose.answers import LOGS, cases
+from tests.nightly import few
 from tests.node import restart_scenarios as scenarios
 
 RETRY = defaultdict(set)
@@ -177,7 +178,7 @@ STARTS = {
 
 @pytest.mark.torch
 @pytest.mark.slow
-@pytest.mark.parametrize("name", STARTS)
+@pytest.mark.parametrize("name", few(STARTS, "port", "module", "same-step", "killed"))
 def test_torchrun_restarts_the_ranks_as_decided(bundle, tmp_path, name):
     bundle.write("train.py", scenarios.program(name))
     folder = tmp_path / "checkpoints"

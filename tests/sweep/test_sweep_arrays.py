@@ -15,7 +15,11 @@ from deploykit.run import state as run_state
 from tests.sweep import plain
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
-JOB = "name: toy\nentrypoint: {script: train.py}\nresources: {time_limit: 5m}\n"
+JOB = """\
+name: toy
+entrypoint: {script: train.py, launcher: python}
+resources: {time_limit: 5m}
+"""
 
 
 @pytest.fixture

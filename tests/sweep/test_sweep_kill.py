@@ -1,4 +1,4 @@
-"""SIGKILL of the controller at 20 random points: no trial is lost, and none is started twice."""
+"""SIGKILL of the controller at random points: no trial is lost, and none is started twice."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import pytest
 
 from deploykit.lib import paths
 from tests.aws_server import SECTION, as_json
+from tests.nightly import few
 from tests.sweep import plain
 
-KILLS = 20
 CALLS = 8000
 """Of which each controller survives a part: half of them go by until it has taken over."""
 
@@ -33,23 +33,23 @@ def killed_after(calls, *argv):
     return done.returncode
 
 
-def killed(sweep, calls=CALLS):
-    """Kill the controller 20 times, then let it end: the sweep, finished."""
+def killed(sweep, calls=CALLS, count=20):
+    """Kill the controller `count` times, then let it end: the sweep, finished."""
     chance, kills, code = random.Random(os.environ.get("CI")), 0, 66
-    while kills < KILLS and code != 0:
+    while kills < count and code != 0:
         code = killed_after(chance.randint(1, calls), "resume", "s")
         if code == 66:  # killed before there was a sweep
             code = killed_after(chance.randint(1, calls), "start", "--sweep", "s")
         kills += code == -signal.SIGKILL
     found = sweep("resume", "s", "--json")
     assert found["state"] == "finished"
-    assert kills == KILLS
+    assert kills == count
     return found
 
 
-def survives(sweep, runs, started=plain.started, calls=CALLS):
-    """The sweep after 20 kills; `runs` are all that must have run, once."""
-    found = killed(sweep, calls)
+def survives(sweep, runs, started=plain.started, calls=CALLS, count=20):
+    """The sweep after `count` kills; `runs` are all that must have run, once."""
+    found = killed(sweep, calls, count)
     assert found["counts"] == {"succeeded": found["total"]}
     assert started(paths.state()) == dict.fromkeys(runs, 1)
     return found
@@ -60,9 +60,11 @@ def shown(found):
     return [(one["trial"], one["parameters"], one["value"]) for one in found["trials"]]
 
 
-def test_the_journal_is_that_of_an_undisturbed_sweep(write, sweep):
-    write(trials=20, parallel=3)
-    found = survives(sweep, [f"s-{number}" for number in range(20)], calls=5000)
+@pytest.mark.parametrize("count", few([6, 20], 6))
+def test_the_journal_is_that_of_an_undisturbed_sweep(write, sweep, count):
+    trials = count + 4
+    write(trials=trials, parallel=3)
+    found = survives(sweep, [f"s-{number}" for number in range(trials)], calls=5000, count=count)
     assert shown(found) == shown(sweep("start", "--json"))
 
 

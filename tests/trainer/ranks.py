@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -47,23 +49,42 @@ def start(command, folder, stdout=subprocess.PIPE, **more):
     )
 
 
+class ForkedRank:
+    """A rank of `start_ranks`, with what `outputs` needs of a `subprocess.Popen`."""
+
+    def __init__(self, program, log):
+        self._program, self._log = program, log
+
+    def communicate(self, timeout):
+        self._program.wait(timeout)
+        self._log.seek(0)
+        text, _, code = self._log.read().rpartition("\n")
+        self.returncode = self._program.returncode or int(code)
+        return text, None
+
+    def kill(self):
+        if self._program.poll() is None:
+            os.killpg(self._program.pid, signal.SIGKILL)
+        self._log.close()
+
+
 def start_ranks(folder, world, *command, **more):
     """Start `command` once per rank, with the variables that torchrun would set, and `more`."""
-    port = str(free_port())
-    return [
-        start(
-            command,
-            folder,
-            RANK=str(rank),
-            LOCAL_RANK=str(rank),
-            WORLD_SIZE=str(world),
-            LOCAL_WORLD_SIZE=str(world),
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=port,
-            **more,
-        )
-        for rank in range(world)
-    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    variables = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    logs = [tempfile.TemporaryFile("w+") for _ in range(world)]  # noqa: SIM115 - closed by `kill`
+    files = [log.fileno() for log in logs]
+    program = subprocess.Popen(
+        [sys.executable, "-m", "tests.trainer.fork_ranks", *map(str, files), "--", *command],
+        cwd=folder,
+        env=environment(folder, **variables, **more),
+        pass_fds=files,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=logs[0],
+    )
+    return [ForkedRank(program, log) for log in logs]
 
 
 def train_with_signal(folder, *, rank, step, number):
@@ -101,11 +122,6 @@ def outputs(processes, code=0):
             process.kill()
     assert [process.returncode for process in processes] == [code] * len(processes), texts
     return texts
-
-
-def train_ranks(folder, world, *arguments):
-    """Train on `world` ranks to the end; returns the output of rank 0."""
-    return outputs(start_ranks(folder, world, TRAIN, *arguments))[0]
 
 
 def train_alone(folder, *arguments):

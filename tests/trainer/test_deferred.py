@@ -61,6 +61,8 @@ SHARDS = {
     "fsdp-tp --tensor-parallel 2": 48,
 }
 """MiB that each of four ranks holds of a model of 192, in layers of 8."""
+SHARDED = ("zero3", "hsdp --shard-ranks 2", "fsdp-tp --tensor-parallel 2")
+"""The others are for the night."""
 
 
 def words(task, strategy, *more):
@@ -128,8 +130,11 @@ def peaks(folder, monkeypatch, deferred, strategies):
     return found
 
 
-def test_a_rank_needs_memory_for_its_shard_and_one_layer(tmp_path, monkeypatch):
-    found = peaks(tmp_path, monkeypatch, "yes", SHARDS)
+@pytest.mark.parametrize(
+    "strategies", [SHARDED, pytest.param(SHARDS.keys() - SHARDED, marks=pytest.mark.nightly)]
+)
+def test_a_rank_needs_memory_for_its_shard_and_one_layer(strategies, tmp_path, monkeypatch):
+    found = peaks(tmp_path, monkeypatch, "yes", strategies)
     assert all(SHARDS[name] < peak < SHARDS[name] + 2 * 8 for name, peak in found.items()), found
 
 

@@ -1,4 +1,4 @@
-"""Results do not depend on the number of processes or nodes."""
+"""Results do not depend on the number of processes."""
 
 import importlib.util
 
@@ -8,12 +8,8 @@ import torch
 from tests.trainer.ranks import (
     CHECKOUT,
     FOUR_EPOCHS,
-    TRAIN,
-    free_port,
     lines,
     losses,
-    outputs,
-    start,
     train_alone,
     weights,
 )
@@ -31,31 +27,13 @@ WEIGHTS = 1e-3
 """Of any weight after all 68 steps; measured: 2e-5 on one processor, 3e-4 on another."""
 
 
-@pytest.fixture(scope="module")
-def four_ranks(tmp_path_factory):
-    """The folder of a run on two nodes of two ranks, with a torchrun each."""
-    folder, port = tmp_path_factory.mktemp("four-ranks"), free_port()
-    nodes = [
-        start(
-            [
-                *("-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}"),
-                *("--nproc-per-node=2", "--master-addr=127.0.0.1", f"--master-port={port}"),
-                *(TRAIN, *FOUR_EPOCHS),
-            ],
-            folder,
-        )
-        for node in range(2)
-    ]
-    outputs(nodes)
-    return folder
-
-
-def test_results_are_those_of_one_rank(one_rank, two_ranks, four_ranks):
+def test_results_are_those_of_one_rank(one_rank, two_ranks, once):
+    """`tests/test_same_numbers.py` has those of several nodes, with a torchrun each."""
     expected = losses(one_rank)
     assert list(expected) == list(range(1, 69))
     assert expected[1] > 2
     assert expected[68] < 0.5
-    for folder in (two_ranks, four_ranks):
+    for folder in (two_ranks, once(4, *FOUR_EPOCHS)):
         first = dict(list(losses(folder).items())[:50])
         assert first == pytest.approx({step: expected[step] for step in first}, rel=0, abs=ROUNDING)
         assert (weights(folder) - weights(one_rank)).abs().max() < WEIGHTS

@@ -50,7 +50,7 @@ def trained(once, text):
 
 
 @pytest.mark.parametrize("schedule", few(["gpipe", "1f1b", "interleaved"], "interleaved"))
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", few(LAYOUTS, "4 ranks", "2 pipelines with FSDP"))
 def test_results_are_those_of_one_process(layout, schedule, trained):
     """With clipping and activation checkpointing."""
     world, strategy, pieces = LAYOUTS[layout]

@@ -94,13 +94,18 @@ def test_the_main_job_reaches_its_accuracy_on_two_processes(tmp_path):
     assert shown["test_accuracy"] == pytest.approx({final["step"]: accuracy}, abs=1e-4)
 
 
-def test_without_variables_it_writes_to_the_working_folder(tmp_path, monkeypatch):
+def test_without_variables_it_writes_to_the_working_folder_and_no_bar(tmp_path, monkeypatch):
+    """Its output is no terminal."""
     for name in ("DEPLOYKIT_OUTPUT_DIR", "DEPLOYKIT_CHECKPOINT_DIR", "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    subprocess.run(
-        [sys.executable, TRAIN, "--epochs", "1", "--no-tensorboard"], cwd=tmp_path, check=True
-    )
+    command = [sys.executable, TRAIN, "--epochs", "1", "--no-tensorboard"]
+    printed = subprocess.run(
+        command, cwd=tmp_path, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ).stdout
 
+    assert b"epoch 0: " in printed
+    assert b"/17" not in printed
+    assert b"\r" not in printed
     assert (tmp_path / "output" / "metrics.jsonl").exists()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000017"]
 
