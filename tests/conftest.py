@@ -19,6 +19,8 @@ from tests.slurm_cluster import box, cluster, needs_slurm, running_cluster  # no
 
 # A shell ignores SIGINT in what it starts with `&`, and so would the programs that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# With more processes than processors, OpenMP's threads would spend half of the time spinning.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 _ANY = {
     "deadline": timedelta(seconds=30),  # a reader that hangs, not one that is slow
