@@ -143,7 +143,8 @@ def test_a_job_without_enough_memory(needs_slurm, tmp_path, monkeypatch, capsys)
     """On a cluster that ends such jobs; this one measures them each second."""
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(GROWS)
-    Path("job.yaml").write_text(JOB % (1, ", memory: 600MiB", "{extra: {acctg-freq: task=1}}"))
+    often = "{extra: {acctg-freq: task=1}}"
+    Path("job.yaml").write_text(JOB % ("python", 1, ", memory: 600MiB", often))
     with cluster_of(1) as box:
         monkeypatch.setenv("SLURM_CONF", str(box / "slurm.conf"))
         configure(box)
