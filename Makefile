@@ -47,7 +47,7 @@ clean:
 # For maintainers; benchmarks/README.md has the rest.
 
 # The other rows of the large tables: each strategy in single and half precision, fifty kills, every
-# pair of layouts that save and load, every umask on Slurm. About half an hour.
+# pair of layouts that save and load, every umask, and what a cluster does to jobs. About an hour.
 test-nightly: $(VENV)/.dev
 	$(BIN)/python -m pytest -m nightly
 

@@ -1,7 +1,8 @@
 """Jobs that survive what a cluster does to them, or end as they should.
 
 The jobs run the reference trainer, all at the same time on one cluster. The fixture `field`
-disturbs them, and each test checks one of them.
+disturbs them, and each test checks one of them. It takes minutes, so it runs at night;
+test_slurm_life, test_slurm_reboot, test_slurm_restarts and test_slurm_cap disturb smaller jobs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tests.backends.slurm.slurm_helpers import output, wait_for
 from tests.programs import need
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm")]
-pytestmark += [pytest.mark.timeout(2 * runs.PATIENCE)]
+pytestmark += [pytest.mark.nightly, pytest.mark.timeout(2 * runs.PATIENCE)]
 
 TABLE = Path(__file__).with_name("survival.md")
 TWO = "resources.nodes=2"
@@ -228,7 +229,6 @@ def test_a_job_that_is_restarted(field, losses, name, why, lost, logged):
     assert re.search(logged, field[name].log)
 
 
-@pytest.mark.nightly
 def test_a_preemption_by_quality_of_service(outranked, losses):
     assert_restarted(outranked, losses, "preemption")
 
