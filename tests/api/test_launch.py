@@ -57,10 +57,10 @@ def says_hello_and_sleeps():
 def test_each_rank_returns_a_value(project):
     lines = []
     function = functools.partial(summed, plus=10)
-    given = {"nodes": 2, "processes_per_node": 1, "env": {"OMP_NUM_THREADS": "1"}}
+    given = {"nodes": 2, "processes_per_node": 2, "env": {"OMP_NUM_THREADS": "1"}}
     values = deploykit.launch(function, 3, on_line=lines.append, **given)
-    assert values == dict.fromkeys(range(2), (3 * 1 + 2 * 10, "2", str(project)))
-    assert sorted(line.rank for line in lines if "has added" in line.text) == [0, 1]
+    assert values == dict.fromkeys(range(4), (3 * 6 + 4 * 10, "4", str(project)))
+    assert sorted(line.rank for line in lines if "has added" in line.text) == [0, 1, 2, 3]
     (run,) = deploykit.runs()
     assert (run.name, run.state) == ("function", deploykit.State.SUCCEEDED)
     assert deploykit.get(run.id).results() == values

@@ -58,7 +58,7 @@ def folder(tmp_path, monkeypatch):
 def deploykit(folder, capsys):
     """Run a verb; what it prints, which is JSON with `--json`.
 
-    Each verb runs in a process of its own once, and then in this one, which takes less time.
+    The first call of each verb starts a process; later calls run in this one, which is faster.
     """
     seen = set()
 

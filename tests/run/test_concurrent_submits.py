@@ -1,4 +1,4 @@
-"""Concurrent submits, each from a process of its own, lose no run."""
+"""Many processes submit at once, and no run is lost."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_the_main_job_reaches_its_accuracy_on_two_processes(tmp_path):
 
 
 def test_without_variables_it_writes_to_the_working_folder_and_no_bar(tmp_path, monkeypatch):
-    """Its output is no terminal."""
+    """Here its output goes to a pipe, not to a terminal."""
     for name in ("DEPLOYKIT_OUTPUT_DIR", "DEPLOYKIT_CHECKPOINT_DIR", "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     command = [sys.executable, TRAIN, "--epochs", "1", "--no-tensorboard"]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -18,8 +16,8 @@ from tests.aws_server import recorder
 from tests.backends.sagemaker.launcher.sagemaker_hosts import LauncherFailedError, run_on_hosts
 from tests.backends.sagemaker.launcher.sagemaker_namespaces import GATEWAY, namespaces
 from tests.backends.sagemaker.launcher.test_sagemaker_launcher import ARGUMENTS
-from tests.ports import free_port
 from tests.programs import needs
+from tests.trainer.ranks import outputs, start_ranks
 from tests.trainer_losses import losses
 
 TIMEOUT = 600
@@ -48,21 +46,6 @@ RECORDER = textwrap.dedent(
     """
 )
 """Records its arguments and environment, then runs the trainer."""
-ALONE = textwrap.dedent(
-    """\
-    import os, runpy, sys
-    import train
-
-    sys.argv.pop(0)
-    for rank in range(4):
-        if os.fork() == 0:
-            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            runpy.run_path(sys.argv[0], run_name="__main__")
-            sys.exit()
-    sys.exit(any(os.wait()[1] for _ in range(4)))
-    """
-)
-"""Imports torch once, for four ranks."""
 CHOSEN = {"NCCL_DEBUG": "VERSION", "NCCL_PROTO": "LL", "FI_PROVIDER": "tcp", "OMP_NUM_THREADS": "1"}
 
 
@@ -82,10 +65,10 @@ def test_pytorchddp_on_two_hosts(captured, two, tmp_path):
     options = {"framework_version": "2.2.0", "instance_type": "ml.p4d.24xlarge"}
     request = captured(source, entrypoint=entrypoint, env=env, distribution="pytorchddp", **options)
     hosts, endpoint = two
-    outputs = run_on_hosts(request, endpoint, hosts, timeout=TIMEOUT)
-    assert losses(outputs[0]) == pytest.approx(on_one_node(tmp_path / "alone"), rel=0, abs=1e-6)
+    folders = run_on_hosts(request, endpoint, hosts, timeout=TIMEOUT)
+    assert losses(folders[0]) == pytest.approx(on_one_node(tmp_path / "alone"), rel=0, abs=1e-6)
     for rank in range(4):
-        given = json.loads((outputs[rank // 2] / f"rank-{rank}.json").read_text())
+        given = json.loads((folders[rank // 2] / f"rank-{rank}.json").read_text())
         assert tuple(given["argv"]) == ARGUMENTS
         world = {"WORLD_SIZE": "4", "LOCAL_RANK": str(rank % 2), "LOCAL_WORLD_SIZE": "2"}
         network = {"NCCL_SOCKET_IFNAME": "=eth0", "GLOO_SOCKET_IFNAME": "eth0"}
@@ -108,14 +91,5 @@ def test_a_world_that_is_too_small_is_stopped(captured, two, program):
 
 def on_one_node(folder):
     """The losses of four ranks of the trainer, without any launcher."""
-    world = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}
-    world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    folders = {"DEPLOYKIT_OUTPUT_DIR": str(folder), "DEPLOYKIT_CHECKPOINT_DIR": str(folder)}
-    subprocess.run(
-        [sys.executable, "-c", ALONE, "train.py", *TRAINING],
-        cwd=TRAINER,
-        env={**os.environ, **folders, **world, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        check=True,
-    )
-    return losses(folder)
+    outputs(start_ranks(folder, 4, str(TRAINER / "train.py"), *TRAINING))
+    return losses(folder / "output")
